@@ -54,11 +54,11 @@ impl Context {
     }
 
     pub fn engine(&self, location: &Location) -> Result<Engine> {
-        Engine::open(location, &self.environment, self.host.clone())
+        Engine::open(location, self.host.clone())
     }
 
     pub fn lease(&self) -> Duration {
-        self.environment.lease().unwrap_or(LEASE)
+        Environment::lease().unwrap_or(LEASE)
     }
 }
 
@@ -94,17 +94,17 @@ struct IssuedLease {
 pub type VersionedRecord = (Option<Version>, Record);
 
 impl Engine {
-    pub fn open(location: &Location, environment: &Environment, host: Arc<dyn Host>) -> Result<Engine> {
+    pub fn open(location: &Location, host: Arc<dyn Host>) -> Result<Engine> {
         let store = crate::store::open(location, &Environment::variable, host.clone())?;
         #[cfg(any(test, debug_assertions))]
         let store = crate::trace::wrap(store, &host, Environment::trace());
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
-        let limits = environment.history().unwrap_or_default();
+        let limits = Environment::history().unwrap_or_default();
         let mut state = EngineState::new(store, host);
         state.history_limits = if location.is_beside() { limits.off() } else { limits };
         state.location = Some(location.clone());
         if state.needs_leases() {
-            state.lease = environment.lease()?;
+            state.lease = Environment::lease()?;
         }
         Ok(Engine { shared: Arc::new(state), call: Call::default() })
     }

@@ -58,14 +58,6 @@ pub struct Environment {
     pub handle: Option<OsString>,
     /// `CSALOCK_OUTER`: the handle hashes of the grants that enclose the grant of that handle
     pub outer: Option<OsString>,
-    /// `CSALOCK_TIMEOUT`
-    pub timeout: Option<OsString>,
-    /// `CSALOCK_LEASE`
-    lease: Option<OsString>,
-    /// `CSALOCK_HISTORY`, `CSALOCK_HISTORY_SIZE`, `CSALOCK_HISTORY_AGE`
-    history: [Option<OsString>; 3],
-    /// `CSALOCK_COMMAND`
-    command: Option<OsString>,
     /// The directory of this user's default store, even if it does not exist.
     state: OnceLock<Option<PathBuf>>,
     pub current: CurrentDirectory,
@@ -79,10 +71,6 @@ impl Environment {
             outer_store: set("CSALOCK_OUTER_STORE"),
             handle: set("CSALOCK_HANDLE"),
             outer: set("CSALOCK_OUTER"),
-            timeout: set("CSALOCK_TIMEOUT"),
-            lease: set("CSALOCK_LEASE"),
-            history: ["CSALOCK_HISTORY", "CSALOCK_HISTORY_SIZE", "CSALOCK_HISTORY_AGE"].map(set),
-            command: set("CSALOCK_COMMAND"),
             state: OnceLock::new(),
             current: CurrentDirectory::default(),
         }
@@ -155,43 +143,29 @@ impl Environment {
         std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
     }
 
-    pub fn lease(&self) -> Result<Duration> {
-        let Some(text) = &self.lease else { return Ok(LEASE) };
-        match parse_duration(&text.to_string_lossy()) {
+    pub fn lease() -> Result<Duration> {
+        let parse = |text: &str| match parse_duration(text) {
             // A third of the lease must suffice for a request to a slow server, and etcd counts whole seconds.
             Ok(span) if span < SHORTEST_LEASE => {
-                let hint = "make it longer, or unset it for 60s";
-                Err(invalid("CSALOCK_LEASE", text, "is less than three seconds", hint))
+                Err(("is less than three seconds".to_string(), "make it longer, or unset it for 60s"))
             }
-            Ok(span) => Ok(span),
-            Err(why) => {
-                let hint = "a lease takes three seconds at least; without the variable, 60s";
-                Err(invalid("CSALOCK_LEASE", text, &why, hint))
-            }
-        }
+            parsed => parsed.map_err(|why| (why, "a lease takes three seconds at least; without the variable, 60s")),
+        };
+        Ok(parsed("CSALOCK_LEASE", parse)?.unwrap_or(LEASE))
     }
 
-    pub fn history(&self) -> Result<HistoryLimits> {
-        let [kept, size, age] = &self.history;
-        let mut limits = HistoryLimits::default();
-        if let Some(text) = size {
-            let parsed = parse_size(&text.to_string_lossy());
-            limits.size = parsed.map_err(|why| invalid("CSALOCK_HISTORY_SIZE", text, &why, SET_RIGHT))?;
-        }
-        if let Some(text) = age {
-            let parsed = parse_duration(&text.to_string_lossy());
-            limits.age = parsed.map_err(|why| invalid("CSALOCK_HISTORY_AGE", text, &why, SET_RIGHT))?;
-        }
-        Ok(if kept.as_ref().is_some_and(|kept| kept == "0") { limits.off() } else { limits })
+    pub fn history() -> Result<HistoryLimits> {
+        let default = HistoryLimits::default();
+        let size = parsed("CSALOCK_HISTORY_SIZE", |text| parse_size(text).map_err(set_right))?;
+        let age = parsed("CSALOCK_HISTORY_AGE", |text| parse_duration(text).map_err(set_right))?;
+        let limits = HistoryLimits { size: size.unwrap_or(default.size), age: age.unwrap_or(default.age) };
+        Ok(if set("CSALOCK_HISTORY").is_some_and(|kept| kept == "0") { limits.off() } else { limits })
     }
 
     /// No record and no history may then have the arguments of a command.
-    pub fn hides_commands(&self) -> Result<bool> {
-        match &self.command {
-            None => Ok(false),
-            Some(text) if text == "label" => Ok(true),
-            Some(text) => Err(invalid("CSALOCK_COMMAND", text, "is not \"label\"", SET_RIGHT)),
-        }
+    pub fn hides_commands() -> Result<bool> {
+        let is_label = |text: &str| (text == "label").then_some(()).ok_or_else(|| set_right("is not \"label\"".into()));
+        Ok(parsed("CSALOCK_COMMAND", is_label)?.is_some())
     }
 
     /// Store for bare names if the user chose no store. A user without a home directory has none.
@@ -232,10 +206,17 @@ impl Environment {
     }
 }
 
-const SET_RIGHT: &str = "set it right, or unset it";
+/// The value of this variable, `None` if it is not set. `parse` fails with the problem and the next step.
+fn parsed<T>(name: &str, parse: impl Fn(&str) -> std::result::Result<T, (String, &'static str)>) -> Result<Option<T>> {
+    let Some(text) = set(name) else { return Ok(None) };
+    parse(&text.to_string_lossy()).map(Some).map_err(|(why, hint)| {
+        let what = format!("{name} is \"{}\", which {why}", escape(text.as_bytes()));
+        Error::new(ErrorKind::InvalidInput, what, hint)
+    })
+}
 
-fn invalid(name: &str, text: &OsStr, why: &str, hint: &str) -> Error {
-    Error::new(ErrorKind::InvalidInput, format!("{name} is \"{}\", which {why}", escape(text.as_bytes())), hint)
+fn set_right(why: String) -> (String, &'static str) {
+    (why, "set it right, or unset it")
 }
 
 /// All rights of the user namespace at the start of the process. This makes no system call.

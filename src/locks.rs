@@ -107,9 +107,8 @@ impl Locks {
     /// Fails if the URL is invalid, or the store cannot be used.
     pub fn open(url: &str) -> Result<Locks> {
         let host: Arc<dyn Host> = Arc::new(Unix::new());
-        let environment = Environment::of_this_process();
-        let location = Location::parse(url.as_ref(), &environment.current)?;
-        let engine = Arc::new(Engine::open(&location, &environment, host)?);
+        let location = Location::parse(url.as_ref(), Environment::of_this_process().current)?;
+        let engine = Arc::new(Engine::open(&location, host)?);
         Ok(Locks { engine, location })
     }
 

@@ -13,6 +13,7 @@ use anyhow::Context as _;
 use crate::cli::{Common, Taking, Waiting};
 pub(super) use crate::engine::LockRef;
 use crate::engine::{self, Engine, LockSet, WaitPolicy};
+use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{ThisProcess, new_owner};
 use crate::lock::{Credentials, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId};
@@ -167,7 +168,7 @@ impl Context {
 
     /// The owner's command has no arguments if this call or the environment asks for that.
     pub(super) fn owner(&self, owners: Vec<ProcessId>, mut command: Vec<u8>, waiting: &Waiting) -> Result<Owner> {
-        if self.environment.hides_commands()? || waiting.no_command {
+        if Environment::hides_commands()? || waiting.no_command {
             command.truncate(command.iter().position(|byte| *byte == b' ').unwrap_or(command.len()));
         }
         let label = waiting.label.as_ref();

@@ -10,6 +10,7 @@ use super::context::{Context, print};
 use super::{lock, unlock};
 use crate::cli::{Common, Lock, Taking, Unlock, Waiting};
 use crate::duration::{Limit, parse_timeout};
+use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::shell_quote;
@@ -50,7 +51,7 @@ pub(super) fn run(csa: Csa, files: Vec<OsString>) -> anyhow::Result<Exit> {
     let names = paths(csa, files)?;
     match csa {
         Csa::Lock => {
-            let timeout = context.environment.timeout.as_deref().map(timeout).transpose()?;
+            let timeout = Environment::variable("CSALOCK_TIMEOUT").as_deref().map(timeout).transpose()?;
             let waiting = Waiting { timeout, ..Waiting::default() };
             lock::lock_as_csa(
                 context,

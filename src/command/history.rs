@@ -7,6 +7,7 @@ use super::context::{Context, print, print_json};
 use super::status::output_style;
 use crate::cli::History;
 use crate::engine::{Engine, LockStatus};
+use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::glob;
@@ -23,7 +24,7 @@ const LINES: usize = 50;
 pub(super) struct Filter(Vec<Vec<u8>>);
 
 pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> {
-    let limits = context.environment.history()?;
+    Environment::history()?;
     let location = context.store()?;
     let wanted = Filter::of(context, &options.names)?;
     let engine = context.engine(&location)?;
@@ -31,7 +32,7 @@ pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> 
     let (held, unreadable) = wanted.held(&engine)?;
     unreadable.iter().for_each(|error| context.common.note_unless_json(error));
     let mut found = Vec::new();
-    if !engine.each_past(&limits, &mut |past| found.push(past))? {
+    if !engine.each_past(&mut |past| found.push(past))? {
         let store = escape(location.url().as_encoded_bytes());
         return Err(none_beside_files(&format!("store {store}")).into());
     }

@@ -12,9 +12,10 @@ use super::context::{Context, print};
 use super::history::Filter;
 use crate::cli::Metrics as Options;
 use crate::engine::{Engine, LockStatus};
+use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result, describe};
 use crate::exit::Exit;
-use crate::history::{HistoryLimits, Past};
+use crate::history::Past;
 use crate::name::{escape, escape_path};
 use crate::report::Metrics;
 
@@ -25,12 +26,11 @@ pub(super) fn run(context: &Context, options: &Options) -> anyhow::Result<Exit> 
             Error::new(ErrorKind::InvalidInput, what, "leave out --json, or use `csalock status --json`").into()
         );
     }
-    let limits = context.environment.history()?;
+    Environment::history()?;
     let location = context.store()?;
     let wanted = Filter::of(context, &options.names)?;
     let mut metrics = Metrics::new(&escape(location.url().as_encoded_bytes()));
-    let collected =
-        context.engine(&location).and_then(|engine| collect(context, &wanted, (&engine, &limits), &mut metrics));
+    let collected = context.engine(&location).and_then(|engine| collect(context, &wanted, &engine, &mut metrics));
     metrics.limit(options.limit as usize);
     // A store that does not answer is a result too.
     match &options.output {
@@ -46,12 +46,7 @@ pub(super) fn run(context: &Context, options: &Options) -> anyhow::Result<Exit> 
     })
 }
 
-fn collect(
-    context: &Context,
-    wanted: &Filter,
-    (engine, limits): (&Engine, &HistoryLimits),
-    metrics: &mut Metrics,
-) -> Result<()> {
+fn collect(context: &Context, wanted: &Filter, engine: &Engine, metrics: &mut Metrics) -> Result<()> {
     let (mut statuses, mut endings): (Vec<_>, Vec<Past>) = (Vec::new(), Vec::new());
     let mut unreadable = None;
     wanted.each_lock(engine, &mut |status| match status {
@@ -62,7 +57,7 @@ fn collect(
         }
     })?;
     metrics.is_up = true;
-    match engine.each_past(limits, &mut |past| endings.push(past)) {
+    match engine.each_past(&mut |past| endings.push(past)) {
         // A monitor that may only look gets everything else.
         Err(error) if error.kind() == ErrorKind::Denied => {
             context.common.note(&error.to_string());

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use self::select::{Selected, nothing_to_show, select, stores};
-use super::context::{Context, Stdout};
+use super::context::{Context, Stdout, print};
 use crate::cli::{Common, Status};
 use crate::engine::{Engine, LockRef, LockStatus};
 use crate::environment::Environment;
@@ -147,9 +147,8 @@ impl<'a> Page<'a> {
 
     /// A history that cannot be read has no grants.
     fn has_past(&self, store: &Location) -> bool {
-        let limits = self.context.environment.history().unwrap_or_default();
         let mut found = false;
-        let read = self.context.engine(store).and_then(|engine| engine.each_past(&limits, &mut |_| found = true));
+        let read = self.context.engine(store).and_then(|engine| engine.each_past(&mut |_| found = true));
         read.is_ok() && found
     }
 
@@ -202,7 +201,7 @@ impl<'a> Page<'a> {
             if is_alone {
                 // To find the processes that have locked the file may be slow.
                 let file = if watches { None } else { reporter.file_lock(lock, &status.record.holders) };
-                self.block = details(self.context, (lock, engine), status, reporter, self.style, file.as_ref());
+                self.block = details((lock, engine), status, reporter, self.style, file.as_ref());
             }
         }
         if let Some((_, table)) = self.tables.last_mut() {
@@ -259,7 +258,6 @@ impl<'a> Page<'a> {
 
 /// Without a readable history the last grants are missing: the status is more important.
 fn details(
-    context: &Context,
     (lock, engine): (&LockRef, &Engine),
     status: &LockStatus,
     reporter: &Reporter<'_>,
@@ -267,7 +265,7 @@ fn details(
     file: Option<&FileLocks>,
 ) -> Vec<String> {
     let mut past = Vec::new();
-    let _ = engine.each_past(&context.environment.history().unwrap_or_default(), &mut |ended| {
+    let _ = engine.each_past(&mut |ended| {
         if ended.name == lock.name {
             past.push(ended);
         }
@@ -285,7 +283,7 @@ fn watch(context: &Context, options: &Status) -> anyhow::Result<Exit> {
     // Invalid arguments are reported before the first drawing.
     let mut page = Page::watched(context, options)?;
     // From here on the rows of the terminal are overwritten; what was printed before moves up.
-    show(&"\n".repeat(terminal::size(std::io::stdout()).0))?;
+    print("\n".repeat(terminal::size(std::io::stdout()).0))?;
     loop {
         draw(&page.screen())?;
         context.host.sleep(WATCH_INTERVAL);
@@ -297,12 +295,7 @@ fn watch(context: &Context, options: &Status) -> anyhow::Result<Exit> {
 fn draw(lines: &[String]) -> anyhow::Result<()> {
     let columns = terminal::size(std::io::stdout()).1;
     let lines: String = lines.iter().map(|line| cut(line, columns) + "\x1b[K\r\n").collect();
-    show(&format!("\x1b[H{lines}\x1b[J"))
-}
-
-fn show(text: &str) -> anyhow::Result<()> {
-    let mut stdout = std::io::stdout();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to stdout")
+    print(format!("\x1b[H{lines}\x1b[J"))
 }
 
 /// One drawing of `--watch`.

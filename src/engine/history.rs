@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::history::{EndedBy, HistoryLimits, Past, Use, Who};
+use crate::history::{EndedBy, Past, Use, Who};
 use crate::lock::{EndReason, EndRequest, EndedGrant, Grant, HandleHash, Owner, Record};
 
 /// A caller's knowledge of the grants that it ends, for the history.
@@ -53,11 +53,11 @@ impl Engine {
     }
 
     /// Visits the ended grants in the order of their ends. Returns `false` if this store has no history.
-    pub fn each_past(&self, limits: &HistoryLimits, visit: &mut dyn FnMut(Past)) -> Result<bool> {
+    pub fn each_past(&self, visit: &mut dyn FnMut(Past)) -> Result<bool> {
         let now = self.host.wall();
         self.store.read_history(self.call, &mut |line| {
             if let Some(past) = Past::read(line)
-                && limits.keep(&past, now)
+                && self.history_limits.keep(&past, now)
             {
                 visit(past);
             }
@@ -68,7 +68,7 @@ impl Engine {
     pub fn last_runs(&self) -> BTreeMap<Vec<u8>, Past> {
         let mut runs = BTreeMap::new();
         if !self.history_limits.are_off() {
-            let _ = self.each_past(&self.history_limits, &mut |past| {
+            let _ = self.each_past(&mut |past| {
                 if past.is_run() {
                     runs.insert(past.name.clone(), past);
                 }

@@ -67,9 +67,7 @@ fn every_grant_that_ends_is_logged_once_even_beyond_the_limit_of_a_record() {
     (10..20).for_each(|pid| host.set_liveness(pid, Liveness::Dead));
     let past = || {
         let mut past = Vec::new();
-        assert!(
-            engine.each_past(&HistoryLimits::default(), &mut |grant| past.push((grant.holder.pid, grant.how))).unwrap()
-        );
+        assert!(engine.each_past(&mut |grant| past.push((grant.holder.pid, grant.how))).unwrap());
         past
     };
     assert_eq!(past(), []);
@@ -102,7 +100,7 @@ fn an_ending_is_not_logged_again_when_its_holder_acquires_the_lock_once_more() {
     }
     let logged = || {
         let mut tokens = Vec::new();
-        engine.each_past(&HistoryLimits::default(), &mut |grant| tokens.push(grant.token.unwrap())).unwrap();
+        engine.each_past(&mut |grant| tokens.push(grant.token.unwrap())).unwrap();
         tokens
     };
     let first = logged();
