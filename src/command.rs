@@ -36,8 +36,8 @@ use crate::{cli, signals};
 /// Runs the program: reads the arguments, of which the first is the program's name, executes the command, prints the
 /// result.
 pub fn run(arguments: Vec<OsString>) -> Exit {
-    if let Some(csa) = csa::called_as(arguments.first()) {
-        return end(csa::run(csa, arguments[1..].to_vec()));
+    if let Some(function) = csa::called_as(arguments.first()) {
+        return end(csa::run(function, arguments[1..].to_vec()));
     }
     let cli = match cli::run_without_clap::read(&arguments).map_or_else(|| Cli::read(arguments.clone()), Ok) {
         Ok(cli) => cli,

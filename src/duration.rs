@@ -30,19 +30,12 @@ const UNITS: [(u128, &[&str]); 6] = [
     (604_800_000, &["w", "week", "weeks"]),
 ];
 
-enum Problem {
-    Malformed,
-    UnknownUnit(String),
-    TooLong,
-}
-
 /// Parses a duration above zero: `250ms`, `0.5s`, `5m`, `1h30m`, `1d`, or seconds with or without a fraction.
 /// An invalid text is an error; the function never changes a value silently.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    match parse(text) {
-        Ok(span) if span < Duration::from_millis(1) => Err("is too short; use at least 1ms".to_string()),
-        Ok(span) => Ok(span),
-        Err(problem) => Err(problem.explain("or seconds", "leave it out for no limit")),
+    match parse(text, "or seconds", "leave it out for no limit")? {
+        span if span < Duration::from_millis(1) => Err("is too short; use at least 1ms".to_string()),
+        span => Ok(span),
     }
 }
 
@@ -50,9 +43,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 pub fn parse_timeout(text: &str) -> Result<Limit, String> {
     match text {
         "inf" => Ok(Limit(None)),
-        _ => parse(text)
-            .map(|span| Limit(Some(span)))
-            .map_err(|problem| problem.explain("seconds, 0 or inf", "use inf for no limit")),
+        _ => parse(text, "seconds, 0 or inf", "use inf for no limit").map(|span| Limit(Some(span))),
     }
 }
 
@@ -67,32 +58,40 @@ pub fn parse_backoff(text: &str) -> Result<Backoff, String> {
     Ok(Backoff { min, max })
 }
 
-/// Parses a number of seconds, or numbers with units.
-fn parse(text: &str) -> Result<Duration, Problem> {
+/// Parses a number of seconds, or numbers with units. An error is the end of a sentence that begins with the text, and the
+/// next step: these other examples, or this advice for a duration that is too long.
+fn parse(text: &str, others: &str, without_limit: &str) -> Result<Duration, String> {
+    let malformed =
+        |why: String| format!("is not a duration{why}; use for example 250ms, 0.5s, 5m, 1h30m, 1d, {others}");
     let is_digit = |char: char| char.is_ascii_digit() || char == '.';
     let (mut nanos, mut rest) = (0u128, text);
     while !rest.is_empty() || text.is_empty() {
         let (number, after) = rest.split_at(rest.find(|char| !is_digit(char)).unwrap_or(rest.len()));
         let (unit, after) = after.split_at(after.find(is_digit).unwrap_or(after.len()));
-        let (whole, billionths) = decimal(number).ok_or(Problem::Malformed)?;
-        let per_unit = if number == text { 1000 } else { milliseconds_of(unit)? };
+        let (whole, billionths) = decimal(number).ok_or_else(|| malformed(String::new()))?;
+        let per_unit = if number == text { 1000 } else { milliseconds_of(unit).map_err(malformed)? };
         let below_one = billionths * per_unit / 1000;
         nanos = nanos.saturating_add(whole.saturating_mul(per_unit * 1_000_000)).saturating_add(below_one);
         rest = after;
     }
-    if nanos > LONGEST.as_nanos() { Err(Problem::TooLong) } else { Ok(Duration::from_nanos(nanos as u64)) }
+    if nanos > LONGEST.as_nanos() {
+        Err(format!("is longer than 300 years; {without_limit}"))
+    } else {
+        Ok(Duration::from_nanos(nanos as u64))
+    }
 }
 
-fn milliseconds_of(unit: &str) -> Result<u128, Problem> {
+/// An error is a clause about a word that a user may have meant as a unit, or empty.
+fn milliseconds_of(unit: &str) -> Result<u128, String> {
     let known = |unit: &str| UNITS.iter().find(|(_, names)| names.contains(&unit));
     match known(unit) {
         Some((millis, _)) => Ok(*millis),
         None if (1..=10).contains(&unit.len()) && unit.bytes().all(|byte| byte.is_ascii_alphabetic()) => {
             let meant = known(&unit.to_ascii_lowercase()).map(|(_, names)| names);
             let next = meant.map(|names| format!(", {} are {}", names.last().unwrap_or(&""), names[0]));
-            Err(Problem::UnknownUnit(format!("{unit} is not a unit{}", next.unwrap_or_default())))
+            Err(format!(", because {unit} is not a unit{}", next.unwrap_or_default()))
         }
-        None => Err(Problem::Malformed),
+        None => Err(String::new()),
     }
 }
 
@@ -105,18 +104,6 @@ fn decimal(text: &str) -> Option<(u128, u128)> {
     let billionths = format!("{fraction:0<9}");
     let whole = if whole.is_empty() { 0 } else { whole.parse().unwrap_or(u128::MAX) };
     Some((whole, billionths.get(..9)?.parse().ok()?))
-}
-
-impl Problem {
-    /// The end of a sentence that begins with the text, and the next step.
-    fn explain(self, others: &str, without_limit: &str) -> String {
-        let examples = format!("use for example 250ms, 0.5s, 5m, 1h30m, 1d, {others}");
-        match self {
-            Problem::Malformed => format!("is not a duration; {examples}"),
-            Problem::UnknownUnit(why) => format!("is not a duration, because {why}; {examples}"),
-            Problem::TooLong => format!("is longer than 300 years; {without_limit}"),
-        }
-    }
 }
 
 /// Formats a duration with at most two units: `12ms`, `3s`, `4m10s`, `2h5m`, `3d4h`.

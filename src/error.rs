@@ -57,6 +57,7 @@ pub enum ErrorKind {
 }
 
 /// A failure: its kind, the problem, and a hint for the next step.
+#[must_use]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Error {
     kind: ErrorKind,
@@ -95,13 +96,11 @@ impl Error {
         self.hint == OTHER_VERSION
     }
 
-    #[must_use]
     pub(crate) fn in_place(self, place: &str) -> Error {
         Error { message: format!("{place}: {}", self.message), ..self }
     }
 
     /// Replaces the NAME in the hint for an unreadable record by the shell words that mean its lock.
-    #[must_use]
     pub(crate) fn of_lock(self, shell_arg: impl FnOnce() -> String) -> Error {
         match self.hint.split_once("NAME") {
             Some((before, after)) if self.kind == ErrorKind::Corrupt => {
@@ -139,19 +138,16 @@ impl Error {
         Error { kind: ErrorKind::Unavailable, hint: cure.to_string(), is_own: false, ..error }
     }
 
-    #[must_use]
     pub(crate) fn with_hint(self, hint: String) -> Error {
         Error { hint, ..self }
     }
 
     /// Adds that the failed operation may have happened anyway.
-    #[must_use]
     pub(crate) fn outcome_unknown(self) -> Error {
         Error { hint: UNKNOWN_OUTCOME.to_string(), ..self }
     }
 
     /// Adds that the record's contents are unreadable in this version.
-    #[must_use]
     pub(crate) fn in_version(self, version: Version) -> Error {
         Error { unreadable: Some(version), ..self }
     }
@@ -174,7 +170,6 @@ impl Error {
     }
 
     /// An error that a server process sent: a terminal must interpret nothing in it.
-    #[must_use]
     pub(crate) fn of_server(self, place: &str) -> Error {
         let plain = |text: &str| text.replace(crate::escape::is_invisible, " ");
         let message = format!("{place}: {}", plain(&self.message));
@@ -182,13 +177,11 @@ impl Error {
     }
 
     /// Adds that the store's servers do not answer now, but may answer soon.
-    #[must_use]
     pub(crate) fn unreached(self) -> Error {
         Error { is_unreached: true, ..self }
     }
 
     /// Adds that the call must not be repeated.
-    #[must_use]
     pub(crate) fn not_repeatable(self) -> Error {
         Error { is_unreached: false, ..self }
     }

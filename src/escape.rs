@@ -5,11 +5,16 @@ use std::path::Path;
 
 /// Formats a name, label or command for display: printable text is unchanged, and other bytes are escaped as in C.
 pub fn escape(bytes: &[u8]) -> String {
+    escape_some(bytes, |char| char == '\\', |char| char.escape_default().collect())
+}
+
+/// Escapes invisible and these `other` characters, and bytes that are not UTF-8.
+fn escape_some(bytes: &[u8], other: impl Fn(char) -> bool, escape: impl Fn(char) -> String) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for char in chunk.valid().chars() {
-            if char == '\\' || is_invisible(char) {
-                text.extend(char.escape_default());
+            if other(char) || is_invisible(char) {
+                text.push_str(&escape(char));
             } else {
                 text.push(char);
             }
@@ -33,24 +38,12 @@ pub fn shell_quote(bytes: &[u8]) -> String {
     }
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.chars().any(is_invisible) => format!("'{}'", text.replace('\'', "'\\''")),
-        _ => format!("$'{}'", in_ansi_c(bytes)),
-    }
-}
-
-/// Returns the text for `$'...'`, escaped byte by byte: the shells with this syntax disagree about code points.
-fn in_ansi_c(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(2 * bytes.len());
-    for chunk in bytes.utf8_chunks() {
-        for char in chunk.valid().chars() {
-            if matches!(char, '\\' | '\'') || is_invisible(char) {
-                text.extend(char.encode_utf8(&mut [0; 4]).as_bytes().escape_ascii().map(char::from));
-            } else {
-                text.push(char);
-            }
+        _ => {
+            // Byte by byte: the shells with this syntax disagree about code points.
+            let of_bytes = |char: char| char.encode_utf8(&mut [0; 4]).as_bytes().escape_ascii().to_string();
+            format!("$'{}'", escape_some(bytes, |char| matches!(char, '\\' | '\''), of_bytes))
         }
-        text.extend(chunk.invalid().escape_ascii().map(char::from));
     }
-    text
 }
 
 pub fn escape_path(path: &Path) -> String {

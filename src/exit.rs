@@ -22,60 +22,47 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// Every code with a meaning of its own: the number and the words of the man page.
-    pub const ALL: [(Exit, &'static str); 20] = [
-        (Done, "done"),
-        (Failed(InvalidInput), "usage error"),
-        (Failed(Corrupt), "a record is unreadable or corrupt, or the path is not a csalock store"),
-        (Failed(Unavailable), "the store is unavailable"),
-        (Failed(Bug), "a bug in csalock"),
-        (Failed(System), "operating system error"),
+    /// Every code with a meaning of its own: its number and the words of the man page.
+    pub const ALL: [(Exit, u8, &'static str); 20] = [
+        (Done, 0, "done"),
+        (Failed(InvalidInput), 64, "usage error"),
+        (Failed(Corrupt), 65, "a record is unreadable or corrupt, or the path is not a csalock store"),
+        (Failed(Unavailable), 69, "the store is unavailable"),
+        (Failed(Bug), 70, "a bug in csalock"),
+        (Failed(System), 71, "operating system error"),
         (
             Failed(CannotCreate),
+            73,
             "cannot create the store or change a record: it is read-only, or something is in the way",
         ),
-        (Failed(InputOutput), "input/output error, for example a full disk"),
-        (Failed(Busy), "busy: not taken within the timeout"),
-        (Failed(Denied), "a permission is missing"),
-        (Failed(Stale), "stale: the holder is gone, and --fail-on-stale was given; or the value has another version"),
-        (Failed(NotHeld), "not held; or the value or claim does not exist"),
-        (Failed(NotOwner), "held by another holder"),
-        (Failed(NotUnique), "not unique: a name is claimed under another id, or has a value already"),
-        (Failed(Deadlock), "deadlock: waiting would never end"),
+        (Failed(InputOutput), 74, "input/output error, for example a full disk"),
+        (Failed(Busy), 75, "busy: not taken within the timeout"),
+        (Failed(Denied), 77, "a permission is missing"),
+        (
+            Failed(Stale),
+            80,
+            "stale: the holder is gone, and --fail-on-stale was given; or the value has another version",
+        ),
+        (Failed(NotHeld), 81, "not held; or the value or claim does not exist"),
+        (Failed(NotOwner), 82, "held by another holder"),
+        (Failed(NotUnique), 83, "not unique: a name is claimed under another id, or has a value already"),
+        (Failed(Deadlock), 84, "deadlock: waiting would never end"),
         (
             Failed(Lost),
+            85,
             "the lock was lost while it was acquired, the command ran, its success was recorded, or the value was read",
         ),
-        (Failed(Overdue), "overdue: the last success of the job is longer ago than --overdue allows"),
-        (MaxHold, "--max-hold was over (137 if the command had to be killed)"),
-        (Failed(CannotExecute), "the command cannot be executed"),
-        (Failed(CommandNotFound), "the command was not found"),
+        (Failed(Overdue), 86, "overdue: the last success of the job is longer ago than --overdue allows"),
+        (MaxHold, 124, "--max-hold was over (137 if the command had to be killed)"),
+        (Failed(CannotExecute), 126, "the command cannot be executed"),
+        (Failed(CommandNotFound), 127, "the command was not found"),
     ];
 
     pub fn code(self) -> u8 {
         match self {
-            Done => 0,
-            Failed(InvalidInput) => 64,
-            Failed(Corrupt) => 65,
-            Failed(Unavailable) => 69,
-            Failed(Bug) => 70,
-            Failed(System) => 71,
-            Failed(CannotCreate) => 73,
-            Failed(InputOutput) => 74,
-            Failed(Busy) => 75,
-            Failed(Denied) => 77,
-            Failed(Stale) => 80,
-            Failed(NotHeld) => 81,
-            Failed(NotOwner) => 82,
-            Failed(NotUnique) => 83,
-            Failed(Deadlock) => 84,
-            Failed(Lost) => 85,
-            Failed(Overdue) => 86,
-            MaxHold => 124,
-            Failed(CannotExecute) => 126,
-            Failed(CommandNotFound) => 127,
             Code(code) => code,
             Exit::Signal(signal) => Exit::signalled(signal).code(),
+            _ => Exit::ALL.iter().find(|(exit, ..)| *exit == self).map_or(70, |(_, code, _)| *code),
         }
     }
 
@@ -108,7 +95,7 @@ mod tests {
 
     #[test]
     fn numbers_are_distinct_and_rise() {
-        let codes: Vec<u8> = Exit::ALL.iter().map(|(exit, _)| exit.code()).collect();
+        let codes: Vec<u8> = Exit::ALL.iter().map(|(_, code, _)| *code).collect();
         assert!(codes.windows(2).all(|pair| pair[0] < pair[1]), "{codes:?}");
     }
 

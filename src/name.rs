@@ -53,28 +53,20 @@ pub fn absolute(path: &OsStr, current: impl AsRef<Path>) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The parts in which two words differ, without their common beginning and end.
-pub fn difference<'a>(one: &'a [u8], other: &'a [u8]) -> (&'a [u8], &'a [u8]) {
-    let begin = one.iter().zip(other).take_while(|(one, other)| one == other).count();
-    let (one, other) = (&one[begin..], &other[begin..]);
-    let end = one.iter().rev().zip(other.iter().rev()).take_while(|(one, other)| one == other).count();
-    (&one[..one.len() - end], &other[..other.len() - end])
-}
-
-/// A slip is one letter that is wrong, missing, additional or swapped with the next.
-pub fn is_slip(typed: &[u8], meant: &[u8]) -> bool {
-    match (typed, meant) {
+/// One letter is wrong, missing, additional or swapped with the next. Names that differ in a digit are those of other
+/// locks.
+pub fn is_mistyped(typed: &[u8], name: &[u8]) -> bool {
+    let begin = typed.iter().zip(name).take_while(|(one, other)| one == other).count();
+    let (wrong, right) = (&typed[begin..], &name[begin..]);
+    let end = wrong.iter().rev().zip(right.iter().rev()).take_while(|(one, other)| one == other).count();
+    let (wrong, right) = (&wrong[..wrong.len() - end], &right[..right.len() - end]);
+    let is_slip = match (wrong, right) {
         ([], []) => false,
         ([] | [_], [] | [_]) => true,
         ([first, second], [meant_first, meant_second]) => first == meant_second && second == meant_first,
         _ => false,
-    }
-}
-
-/// Names that differ in a digit are those of other locks.
-pub fn is_mistyped(typed: &[u8], name: &[u8]) -> bool {
-    let (wrong, right) = difference(typed, name);
-    typed.len() > 2 && is_slip(wrong, right) && ![wrong, right].concat().iter().any(u8::is_ascii_digit)
+    };
+    typed.len() > 2 && is_slip && ![wrong, right].concat().iter().any(u8::is_ascii_digit)
 }
 
 /// The absolute path of a file, without symbolic links, equal for every spelling. The file may be missing, but its

@@ -16,18 +16,10 @@ use crate::exit::Exit;
 use crate::name::shell_quote;
 use crate::report::SettingNames;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Csa {
-    Lock,
-    Unlock,
-}
-
-pub(super) fn called_as(program: Option<&OsString>) -> Option<Csa> {
-    match Path::new(program?).file_name()?.as_bytes() {
-        b"csaLock" => Some(Csa::Lock),
-        b"csaUnlock" => Some(Csa::Unlock),
-        _ => None,
-    }
+/// The name of the function, if the program was called by one.
+pub(super) fn called_as(program: Option<&OsString>) -> Option<&'static str> {
+    let name = Path::new(program?).file_name()?;
+    ["csaLock", "csaUnlock"].into_iter().find(|function| name == *function)
 }
 
 const HELP: &str = "\
@@ -38,7 +30,7 @@ Exit codes: 0 done, 64 usage, 75 busy, 81 not held, 82 another holder's, 84 dead
 85 lost. Manual: man csaLock. Status: csalock status FILE
 ";
 
-pub(super) fn run(csa: Csa, files: Vec<OsString>) -> anyhow::Result<Exit> {
+pub(super) fn run(function: &str, files: Vec<OsString>) -> anyhow::Result<Exit> {
     if let [option] = files.as_slice()
         && (option == "--help" || option == "-h")
     {
@@ -48,9 +40,9 @@ pub(super) fn run(csa: Csa, files: Vec<OsString>) -> anyhow::Result<Exit> {
     let mut context = Context::new(Common::default());
     context.settings = &SettingNames::VARIABLES;
     let context = &context;
-    let names = paths(csa, files)?;
-    match csa {
-        Csa::Lock => {
+    let names = paths(function, files)?;
+    match function {
+        "csaLock" => {
             let timeout = Environment::variable("CSALOCK_TIMEOUT").as_deref().map(timeout).transpose()?;
             let waiting = Waiting { timeout, ..Waiting::default() };
             lock::lock_as_csa(
@@ -58,7 +50,7 @@ pub(super) fn run(csa: Csa, files: Vec<OsString>) -> anyhow::Result<Exit> {
                 &Lock { taking: Taking { waiting, ..Taking::default() }, names, ..Lock::default() },
             )
         }
-        Csa::Unlock => unlock::run(context, &Unlock { names, ..Unlock::default() }),
+        _ => unlock::run(context, &Unlock { names, ..Unlock::default() }),
     }
     .map_err(|error| match error.downcast_ref::<Error>() {
         // CSA's functions have no options.
@@ -78,18 +70,17 @@ fn timeout(text: &OsStr) -> Result<Limit> {
 }
 
 /// All arguments are files, even without a slash.
-fn paths(csa: Csa, mut files: Vec<OsString>) -> Result<Vec<OsString>> {
-    let name = if csa == Csa::Lock { "csaLock" } else { "csaUnlock" };
+fn paths(function: &str, mut files: Vec<OsString>) -> Result<Vec<OsString>> {
     if files.first().is_some_and(|first| first == "--") {
         files.remove(0);
     } else if let Some(option) = files.iter().find(|file| file.as_bytes().starts_with(b"-")) {
-        let what = format!("{name}: unknown option {}", shell_quote(option.as_bytes()));
-        let cure = format!("for files that begin with a dash, use: {name} -- FILE...");
+        let what = format!("{function}: unknown option {}", shell_quote(option.as_bytes()));
+        let cure = format!("for files that begin with a dash, use: {function} -- FILE...");
         return Err(Error::new(ErrorKind::InvalidInput, what, cure));
     }
     if files.is_empty() {
-        let what = format!("{name}: FILE is missing");
-        return Err(Error::new(ErrorKind::InvalidInput, what, format!("use: {name} FILE...")));
+        let what = format!("{function}: FILE is missing");
+        return Err(Error::new(ErrorKind::InvalidInput, what, format!("use: {function} FILE...")));
     }
     let path = |file: OsString| match file.as_bytes() {
         b"" => file,
