@@ -21,9 +21,10 @@ mod unlock;
 mod value;
 mod wait_progress;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
+use std::slice::from_ref;
 use std::time::Duration;
 
 use self::context::{Context, eprint_line, json_line, print_before, print_json};
@@ -75,16 +76,17 @@ fn execute(context: &Context, command: &Command) -> anyhow::Result<Exit> {
 
 fn report_failure(context: &Context, command: &Command, error: &anyhow::Error) -> Exit {
     // A store that was locked until the timeout counts as a busy lock.
-    let exit = waiting(command).map_or_else(|| exit_of(error), |waiting| waiting.exit(kind_of(error)));
+    let (names, waiting) = names_and_waiting(command);
+    let exit = waiting.map_or_else(|| exit_of(error), |waiting| waiting.exit(kind_of(error)));
     let has_documents =
         !matches!(command, Command::Run(_) | Command::Serve(_) | Command::Man(_) | Command::Completions(_));
-    if !(has_documents && context.common.json) || print_document(context, command, error, exit).is_err() {
+    if !(has_documents && context.common.json) || print_document(context, names, error, exit).is_err() {
         eprint_line(&format!("{error:#}"));
     }
     exit
 }
 
-fn print_document(context: &Context, command: &Command, error: &anyhow::Error, exit: Exit) -> anyhow::Result<()> {
+fn print_document(context: &Context, names: &[OsString], error: &anyhow::Error, exit: Exit) -> anyhow::Result<()> {
     let text = format!("{error:#}");
     let refusal = match error.chain().find_map(|cause| cause.downcast_ref::<Error>()) {
         Some(known) => {
@@ -94,49 +96,33 @@ fn print_document(context: &Context, command: &Command, error: &anyhow::Error, e
         }
         None => RefusalReport::new(kind_of(error), text, ""),
     };
-    let refusal = match name(command) {
-        Some(name) => refusal.about(name.as_bytes()),
-        None => refusal,
+    let refusal = match names {
+        [name] => refusal.about(name.as_bytes()),
+        _ => refusal,
     };
     // If stdout is what failed, it has no reader or no space.
-    print_before(context, Duration::ZERO, &json_line(&refusal.json(exit, None))?)
+    print_before(context, Duration::ZERO, &json_line(&refusal.json(exit, None)))
 }
 
-fn waiting(command: &Command) -> Option<&Waiting> {
+/// The names that the command is about, and its options for a wait.
+fn names_and_waiting(command: &Command) -> (&[OsString], Option<&Waiting>) {
     match command {
-        Command::Lock(options) => Some(&options.taking.waiting),
-        Command::Run(options) => Some(&options.taking.waiting),
-        Command::Get(options) => Some(&options.taking.waiting),
-        Command::Put(options) => Some(&options.writing.waiting),
-        Command::Del(options) => Some(&options.writing.waiting),
-        Command::Claim(options) => Some(&options.waiting),
-        Command::Wait(options) => Some(&options.waiting),
-        _ => None,
-    }
-}
-
-/// `None` if the command is not about exactly one name.
-fn name(command: &Command) -> Option<&OsStr> {
-    let names: &[OsString] = match command {
-        Command::Lock(options) => &options.names,
-        Command::Unlock(options) => &options.names,
-        Command::Wait(options) => &options.names,
-        Command::Status(options) => &options.names,
-        Command::History(options) => &options.names,
-        Command::Overdue(options) => &options.names,
-        Command::Metrics(options) => &options.names,
-        Command::Renew(options) => &options.names,
-        Command::Get(options) => std::slice::from_ref(&options.name),
-        Command::Put(options) => std::slice::from_ref(&options.name),
-        Command::Del(options) => std::slice::from_ref(&options.name),
-        Command::Claim(options) => &options.names,
-        Command::Unclaim(options) => &options.names,
-        Command::Gc(options) => &options.names,
-        _ => &[],
-    };
-    match names {
-        [name] => Some(name),
-        _ => None,
+        Command::Run(options) => (&[], Some(&options.taking.waiting)),
+        Command::Lock(options) => (&options.names, Some(&options.taking.waiting)),
+        Command::Unlock(options) => (&options.names, None),
+        Command::Wait(options) => (&options.names, Some(&options.waiting)),
+        Command::Status(options) => (&options.names, None),
+        Command::History(options) => (&options.names, None),
+        Command::Overdue(options) => (&options.names, None),
+        Command::Metrics(options) => (&options.names, None),
+        Command::Renew(options) => (&options.names, None),
+        Command::Get(options) => (from_ref(&options.name), Some(&options.taking.waiting)),
+        Command::Put(options) => (from_ref(&options.name), Some(&options.writing.waiting)),
+        Command::Del(options) => (from_ref(&options.name), Some(&options.writing.waiting)),
+        Command::Claim(options) => (&options.names, Some(&options.waiting)),
+        Command::Unclaim(options) => (&options.names, None),
+        Command::Gc(options) => (&options.names, None),
+        _ => (&[], None),
     }
 }
 

@@ -47,7 +47,7 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
     match acquisition.acquire(&opened, &request)? {
         AcquireResult::Granted(grants, _) => {
             // An id that is not printed is useless. Earlier claims under the same id have other handles, so they stay.
-            if let Err(error) = print_before(context, until, &answer(context, &targets, &id, &grants)?) {
+            if let Err(error) = print_before(context, until, &answer(context, &targets, &id, &grants)) {
                 opened.release_all(request.handle.proof())?;
                 return Err(error.context("nothing was claimed"));
             }
@@ -65,11 +65,11 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
     }
 }
 
-fn answer(context: &Context, targets: &LockSet, id: &[u8], grants: &[Grant]) -> anyhow::Result<String> {
+fn answer(context: &Context, targets: &LockSet, id: &[u8], grants: &[Grant]) -> String {
     if context.common.json {
         return json_line(&json::claimed(&targets.all, id, grants));
     }
-    Ok(format!("{}\n", String::from_utf8_lossy(id)))
+    format!("{}\n", String::from_utf8_lossy(id))
 }
 
 pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Exit> {

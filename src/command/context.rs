@@ -369,10 +369,10 @@ impl Documents {
     }
 }
 
-pub(super) fn json_line(document: &impl serde::Serialize) -> anyhow::Result<String> {
-    Ok(format!("{}\n", json(document)?))
+pub(super) fn json_line(document: &impl serde::Serialize) -> String {
+    json(document) + "\n"
 }
 
 pub(super) fn print_json(document: &impl serde::Serialize) -> anyhow::Result<()> {
-    print(json_line(document)?)
+    print(json_line(document))
 }

@@ -239,18 +239,18 @@ pub(super) fn man(options: &Man) -> anyhow::Result<Exit> {
         show(page);
     }
     let plain = format!("{file}.txt");
-    print(text(plain_pages::ALL, |name| name == plain).map_or(page, |(_, plain)| plain))?;
+    print(files::PLAIN_PAGES.iter().find(|(name, _)| *name == plain).map_or(page, |(_, plain)| plain))?;
     Ok(Exit::Done)
 }
 
 /// `wanted` is a command, a page with or without its section, or `7` for csalock(7).
 fn find(wanted: &str) -> Option<(&'static str, &'static str)> {
-    let is_it = |file: &str| {
+    let is_it = |&&(file, _): &&(&str, &str)| {
         let page = file.rsplit_once('.').map_or(file, |(page, _)| page);
         let short = [page.strip_prefix("csalock-"), file.strip_prefix("csalock.")];
         file == wanted || page == wanted || short.contains(&Some(wanted))
     };
-    let (file, text) = text(man_pages::ALL, is_it)?;
+    let (file, text) = files::MAN_PAGES.iter().find(is_it)?;
     // The page of another name of a command consists of a reference.
     match text.strip_prefix(".so man1/") {
         Some(file) => find(file.trim()),
@@ -259,7 +259,7 @@ fn find(wanted: &str) -> Option<(&'static str, &'static str)> {
 }
 
 fn unknown(wanted: &str) -> Error {
-    let files = man_pages::ALL.iter();
+    let files = files::MAN_PAGES.iter();
     let pages: Vec<&str> = files.map(|(file, _)| file.trim_end_matches(".1").trim_start_matches("csalock-")).collect();
     let what = format!("the manual has no page {}", shell_quote(wanted.as_bytes()));
     usage_error(what, format!("use one of: {}", pages.join(", ")))
@@ -267,12 +267,10 @@ fn unknown(wanted: &str) -> Error {
 
 /// Becomes the program that shows the page. Returns if this host has none.
 fn show(page: &str) {
-    let Ok(source) = open(page) else { return };
     // Other programs named man do not read stdin.
     let version = process::Command::new("man").arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).output();
-    let is_man_db = version.is_ok_and(|done| done.status.success() && done.stdout.starts_with(b"man "));
-    if let Ok(source) = source.try_clone()
-        && is_man_db
+    if version.is_ok_and(|done| done.status.success() && done.stdout.starts_with(b"man "))
+        && let Ok(source) = open(page)
     {
         let _ = process::Command::new("man").args(["-l", "-"]).stdin(source).exec();
     }
@@ -292,25 +290,13 @@ pub(super) fn completions(options: &Completions) -> anyhow::Result<Exit> {
         Shell::Zsh => "_csalock",
         Shell::Fish => "csalock.fish",
     };
-    print(text(completion_files::ALL, |name| name == file).map_or("", |(_, text)| text))?;
+    print(files::COMPLETIONS.iter().find(|(name, _)| *name == file).map_or("", |(_, text)| text))?;
     Ok(Exit::Done)
 }
 
-mod man_pages {
-    include!(concat!(env!("OUT_DIR"), "/man.rs"));
-}
-
-mod plain_pages {
-    include!(concat!(env!("OUT_DIR"), "/man-text.rs"));
-}
-
-mod completion_files {
-    include!(concat!(env!("OUT_DIR"), "/completions.rs"));
-}
-
-fn text(files: &'static [(&'static str, &[u8])], is_it: impl Fn(&str) -> bool) -> Option<(&'static str, &'static str)> {
-    let (name, bytes) = files.iter().find(|(name, _)| is_it(name))?;
-    Some((name, std::str::from_utf8(bytes).ok()?))
+/// Each file with its name.
+mod files {
+    include!(concat!(env!("OUT_DIR"), "/files.rs"));
 }
 
 #[cfg(test)]

@@ -49,8 +49,7 @@ pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
     let exit = ForScript { context, this, taking, pid: *pid, targets, prints }.acquire(|granted| {
         report_taken(&context.common, granted.opened, granted.grants, granted.evicted, Some(granted.owner));
         if prints {
-            let printed =
-                answer(context, options, targets, granted).and_then(|text| print_before(context, granted.until, &text));
+            let printed = print_before(context, granted.until, &answer(context, options, targets, granted));
             // A handle that cannot be printed is useless.
             printed.with_context(|| format!("lock {} was released", targets.shown_names()))?;
         }
@@ -106,10 +105,10 @@ fn warn_of_descriptors(context: &Context, options: &Lock) {
     }
 }
 
-fn answer(context: &Context, options: &Lock, targets: &LockSet, granted: &Granted<'_>) -> anyhow::Result<String> {
+fn answer(context: &Context, options: &Lock, targets: &LockSet, granted: &Granted<'_>) -> String {
     let Granted { opened, handle, grants, evicted, .. } = *granted;
     if !context.common.json {
-        return Ok(format!("{handle}\n"));
+        return format!("{handle}\n");
     }
     let (at, ending) = evicted.map_or((0, None), |(at, ending)| (*at, Some(ending)));
     // The time limit starts when the grant is confirmed.

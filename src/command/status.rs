@@ -68,9 +68,8 @@ impl<'a> Page<'a> {
         Page { context, options, style, tables, texts, block, found: 0, trouble: None }
     }
 
-    fn add_selected(&mut self) -> anyhow::Result<Exit> {
-        self.begin_table(None);
-        let exit = select(self.context, self.options, None, &mut |seen| self.add(seen, None))?;
+    fn add_selected(&mut self) -> Result<Exit> {
+        let exit = self.select(None)?;
         match self.options.names.as_slice() {
             _ if self.found > 0 => {}
             [] => {
@@ -94,10 +93,9 @@ impl<'a> Page<'a> {
     fn add_all_stores(&mut self) -> Exit {
         let mut exit = Exit::Done;
         for store in stores(self.context) {
-            let added = store.map_err(anyhow::Error::from).and_then(|store| self.add_store(&store));
-            exit = exit.or(added.unwrap_or_else(|error| {
-                self.context.common.note(&format!("{error:#}"));
-                super::exit_of(&error)
+            exit = exit.or(store.and_then(|store| self.add_store(&store)).unwrap_or_else(|error| {
+                self.context.common.note(&error.to_string());
+                error.kind().into()
             }));
         }
         if self.found == 0
@@ -111,10 +109,9 @@ impl<'a> Page<'a> {
         exit
     }
 
-    fn add_store(&mut self, store: &Location) -> anyhow::Result<Exit> {
-        self.begin_table(Some(store));
+    fn add_store(&mut self, store: &Location) -> Result<Exit> {
         let before = self.found;
-        let exit = select(self.context, self.options, Some(store), &mut |seen| self.add(seen, Some(store)))?;
+        let exit = self.select(Some(store))?;
         match self.options.names.as_slice() {
             [] if self.found == before => self.tell_empty(store, ""),
             // Another store may have it.
@@ -124,9 +121,11 @@ impl<'a> Page<'a> {
         Ok(exit)
     }
 
-    fn begin_table(&mut self, store: Option<&Location>) {
+    /// Begins a table, and adds the selected locks, of `store` if the page has several.
+    fn select(&mut self, store: Option<&Location>) -> Result<Exit> {
         let host = &self.context.host;
         self.tables.push((store.cloned(), LockTable::new(self.style, &host.name(), host.wall())));
+        select(self.context, self.options, store, &mut |seen| self.add(seen, store))
     }
 
     /// Tells people, but no program, that a store has no locks, or that all its locks are past.
@@ -153,7 +152,7 @@ impl<'a> Page<'a> {
     }
 
     /// Tells people, but no program, that the files in a directory have no locks.
-    fn tell_no_file(&self, typed: &OsStr) -> anyhow::Result<()> {
+    fn tell_no_file(&self, typed: &OsStr) -> Result<()> {
         if !self.context.common.json && !self.options.names_only {
             let directory = self.context.store_in(typed)?.1.into_os_string();
             let (shown, typed) = (escape(directory.as_bytes()), shell_quote(directory.as_bytes()));
@@ -164,7 +163,7 @@ impl<'a> Page<'a> {
         Ok(())
     }
 
-    fn add(&mut self, seen: Result<Selected<'_>>, store: Option<&Location>) -> anyhow::Result<()> {
+    fn add(&mut self, seen: Result<Selected<'_>>, store: Option<&Location>) {
         self.found += 1;
         let Selected { name, status, reporter, named } = match seen {
             Ok(selected) => selected,
@@ -175,7 +174,7 @@ impl<'a> Page<'a> {
         if self.options.names_only {
             // A name that contains a newline would be two lines.
             self.texts.push((key.into(), escape(name)));
-            return Ok(());
+            return;
         }
         if self.context.common.json {
             // The history costs time, so that only a caller who names the lock gets its last run.
@@ -183,12 +182,12 @@ impl<'a> Page<'a> {
             let named = named.filter(|_| is_alone);
             let file = named.and_then(|(lock, _)| reporter.file_lock(lock, &status.record.holders));
             let document = json::status(name, status, (last.as_ref(), file.as_ref()), store, reporter);
-            self.texts.push((key.into(), json(&document)?));
-            return Ok(());
+            self.texts.push((key.into(), json(&document)));
+            return;
         }
         // The exit code is the answer.
         if self.context.common.quiet && !watches {
-            return Ok(());
+            return;
         }
         if let Some((lock, engine)) = named {
             let refused = RefusedLock::new(lock, reporter);
@@ -207,19 +206,16 @@ impl<'a> Page<'a> {
         if let Some((_, table)) = self.tables.last_mut() {
             table.add(name, status, reporter);
         }
-        Ok(())
     }
 
-    fn add_unreadable(&mut self, error: &Error) -> anyhow::Result<()> {
+    fn add_unreadable(&mut self, error: &Error) {
         if self.options.watch {
             self.trouble = Some(error.to_string());
-            return Ok(());
+        } else if self.context.common.json {
+            self.texts.push((Box::default(), json(&json::unreadable(error))));
+        } else {
+            self.context.common.note(&error.to_string());
         }
-        self.context.common.note_unless_json(error);
-        if self.context.common.json {
-            self.texts.push((Box::default(), json(&json::unreadable(error))?));
-        }
-        Ok(())
     }
 
     fn print(mut self) -> anyhow::Result<()> {
@@ -301,14 +297,13 @@ fn draw(lines: &[String]) -> anyhow::Result<()> {
 /// One drawing of `--watch`.
 impl<'a> Page<'a> {
     /// An error of the store may pass, so it is shown like anything else.
-    fn watched(context: &'a Context, options: &'a Status) -> anyhow::Result<Page<'a>> {
+    fn watched(context: &'a Context, options: &'a Status) -> Result<Page<'a>> {
         let mut page = Page::new(context, options);
-        page.begin_table(None);
-        if let Err(error) = select(context, options, None, &mut |seen| page.add(seen, None)) {
-            if super::exit_of(&error) == ErrorKind::InvalidInput.into() {
+        if let Err(error) = page.select(None) {
+            if error.kind() == ErrorKind::InvalidInput {
                 return Err(error);
             }
-            page = Page { trouble: Some(format!("{error:#}")), ..Page::new(context, options) };
+            page = Page { trouble: Some(error.to_string()), ..Page::new(context, options) };
         }
         page.tables.iter_mut().for_each(|(_, table)| table.sort());
         Ok(page)

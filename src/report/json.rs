@@ -25,10 +25,11 @@ use crate::store::{Finding, Location, Verdict};
 
 /// Returns a document as text. JSON escapes ASCII controls; this function escapes other controls and characters that
 /// reorder or hide text too, because terminals show documents. Such characters occur only within strings.
-pub(crate) fn json(document: &impl Serialize) -> serde_json::Result<String> {
-    let text = serde_json::to_string(document)?;
+pub(crate) fn json(document: &impl Serialize) -> String {
+    // Only maps have no JSON text if their keys are not texts.
+    let text = serde_json::to_string(document).unwrap_or_default();
     if !text.contains(is_invisible) {
-        return Ok(text);
+        return text;
     }
     let mut escaped = String::with_capacity(2 * text.len());
     for char in text.chars() {
@@ -40,7 +41,7 @@ pub(crate) fn json(document: &impl Serialize) -> serde_json::Result<String> {
             escaped.push(char);
         }
     }
-    Ok(escaped)
+    escaped
 }
 
 /// A JSON object whose fields keep the order in which they are added.
@@ -54,7 +55,6 @@ impl Document {
 
     /// Adds a field. `None` becomes `null`.
     pub(super) fn with(mut self, name: &'static str, value: impl Serialize) -> Document {
-        // Only maps have no JSON text if their keys are not texts.
         self.0.push((name, to_raw_value(&value).unwrap_or_default()));
         self
     }

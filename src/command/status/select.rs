@@ -25,7 +25,7 @@ pub(super) struct Selected<'a> {
 }
 
 /// Gets each lock as it is found. An `Err` is an unreadable record.
-pub(super) type Visit<'a> = dyn FnMut(Result<Selected<'_>>) -> anyhow::Result<()> + 'a;
+pub(super) type Visit<'a> = dyn FnMut(Result<Selected<'_>>) + 'a;
 
 enum Scan<'a> {
     All,
@@ -51,7 +51,7 @@ pub(super) fn select(
     options: &Status,
     store: Option<&Location>,
     visit: &mut Visit<'_>,
-) -> anyhow::Result<Exit> {
+) -> Result<Exit> {
     let mut selection = Selection { context, options, visit, unreadable: None, all_held: true };
     let patterns = match store {
         Some(_) => options.names.iter().map(|name| name.as_bytes()).collect(),
@@ -87,7 +87,7 @@ pub(super) fn stores(context: &Context) -> Vec<Result<Location>> {
 impl<'a> Selection<'a, '_> {
     /// Shows the locks that the arguments name, and those beside files in the named directories. Returns the patterns
     /// among the arguments: a lock whose name looks like a pattern comes first.
-    fn visit_names(&mut self) -> anyhow::Result<Vec<&'a [u8]>> {
+    fn visit_names(&mut self) -> Result<Vec<&'a [u8]>> {
         let mut patterns = Vec::new();
         for typed in &self.options.names {
             if is_directory(typed) {
@@ -110,44 +110,39 @@ impl<'a> Selection<'a, '_> {
                     self.all_held &= status.is_held();
                     let (reporter, named) = (self.reporter(&engine), Some((&target, &engine)));
                     let (name, reporter) = (target.display_name.as_slice(), &reporter);
-                    (self.visit)(Ok(Selected { name, status: &status, reporter, named }))?;
+                    (self.visit)(Ok(Selected { name, status: &status, reporter, named }));
                 }
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
                     self.unreadable = Some(error.kind().into());
-                    (self.visit)(Err(error))?;
+                    (self.visit)(Err(error));
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
         }
         Ok(patterns)
     }
 
-    fn scan(&mut self, store: &Location, scan: &Scan<'_>) -> anyhow::Result<()> {
+    fn scan(&mut self, store: &Location, scan: &Scan<'_>) -> Result<()> {
         let engine = self.context.engine(store)?;
         let reporter = self.reporter(&engine);
-        let mut failed: Option<anyhow::Error> = None;
         let mut found_held = false;
         engine.for_each_lock(&mut |status| {
-            if failed.is_some() {
-                return Ok(());
-            }
-            let shown = match &status {
+            match status {
+                Ok(status) if nothing_to_show(&status) => {}
                 Ok(status) => {
-                    let name = scan.name(store, &status.record.name).filter(|_| !nothing_to_show(status));
-                    let Some(name) = name else { return Ok(()) };
+                    let Some(name) = scan.name(store, &status.record.name) else { return Ok(()) };
                     found_held |= status.is_held();
-                    (self.visit)(Ok(Selected { name: &name, status, reporter: &reporter, named: None }))
+                    (self.visit)(Ok(Selected { name: &name, status: &status, reporter: &reporter, named: None }));
                 }
                 Err(error) => {
                     self.unreadable = Some(error.kind().into());
-                    (self.visit)(Err(error.clone()))
+                    (self.visit)(Err(error));
                 }
-            };
-            failed = shown.err();
+            }
             Ok(())
         })?;
         self.all_held &= found_held || matches!(scan, Scan::All);
-        failed.map_or(Ok(()), Err)
+        Ok(())
     }
 
     fn reporter<'e>(&self, engine: &'e Engine) -> Reporter<'e> {
