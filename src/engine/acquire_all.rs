@@ -26,7 +26,7 @@ pub type OnWaitForOne<'a> = dyn FnMut(usize, &Progress<'_>) -> Option<Duration> 
 /// Acquires all locks or none; every caller names them in the same order.
 ///
 /// Fails if a store cannot be read or written. The call then releases every grant that it can; the others end with the
-/// caller.
+/// caller. It releases no part of a claim that a commit record may keep.
 pub fn acquire_all(
     locks: &[StoredLock<'_>],
     request: &AcquireRequest,
@@ -49,6 +49,11 @@ pub fn acquire_all(
         Ok(AcquireResult::Refused(..)) => {}
         // Entries that cannot be removed immediately end on their own.
         Ok(AcquireResult::Interrupted) | Err(_) => several.call.until = Some(locks[0].engine.host().boottime()),
+    }
+    // Half of a claim would stay permanently, because a claim does not end with a process.
+    if several.may_be_claimed {
+        let hint = "the names may be claimed all the same; check them with `csalock lookup`";
+        return ended.map_err(|error| error.with_hint(hint.to_string()));
     }
     let released = several.release();
     if !matches!(ended, Ok(AcquireResult::Interrupted)) {
@@ -85,6 +90,8 @@ struct MultiAcquire<'a, 'b> {
     waited: bool,
     held: Vec<Option<Grant>>,
     evicted: Option<(usize, EndedGrant)>,
+    /// A commit record may keep claims of this call, and some of them may be confirmed.
+    may_be_claimed: bool,
 }
 
 impl<'a, 'b> MultiAcquire<'a, 'b> {
@@ -98,7 +105,8 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         let until = policy.end(locks[0].engine.host().boottime());
         let (call, held) = (locks[0].engine.call(), locks.iter().map(|_| None).collect());
         let (policy, waited, evicted) = (*policy, false, None);
-        MultiAcquire { locks, request, until, call, policy, interrupt, on_wait, waited, held, evicted }
+        let may_be_claimed = false;
+        MultiAcquire { locks, request, until, call, policy, interrupt, on_wait, waited, held, evicted, may_be_claimed }
     }
 
     fn run(&mut self) -> Result<AcquireResult> {
@@ -188,14 +196,22 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
             return self.confirm_each();
         }
         let proof = self.request.handle.proof();
-        let durability = if self.request.entry.claim.is_some() { Durability::Durable } else { Durability::Volatile };
+        let is_claim = self.request.entry.claim.is_some();
+        let durability = if is_claim { Durability::Durable } else { Durability::Volatile };
         let stores = self.stores();
+        self.may_be_claimed = is_claim && !stores.is_empty();
         let mut confirmed = Ok(true);
         for (engine, names) in &stores {
             confirmed = confirmed
                 .and_then(|so_far| Ok(so_far && engine.during(self.call).commit_all(&proof, names, durability)?));
         }
-        confirmed = confirmed.and_then(|so_far| Ok(so_far && self.confirm_each()?));
+        if let Ok(true) = confirmed {
+            confirmed = self.confirm_each();
+            // The commit record keeps the claims that are not confirmed yet.
+            if confirmed.is_err() && self.may_be_claimed {
+                return confirmed;
+            }
+        }
         for (engine, _) in stores {
             let forgotten = engine.during(self.call).remove_auxiliary(&CommitRecord::key(&proof), Durability::Volatile);
             // A commit record that was carried out does no harm; `gc` removes it.
@@ -203,6 +219,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
                 forgotten?;
             }
         }
+        self.may_be_claimed = false;
         confirmed
     }
 

@@ -11,7 +11,10 @@ impl Engine {
     pub(super) fn commit_all(&self, proof: &HandleHash, names: &[&[u8]], durability: Durability) -> Result<bool> {
         let names: Vec<Vec<u8>> = names.iter().map(|name| name.to_vec()).collect();
         let uncommitted = CommitRecord { committed: false, names };
-        let Some(version) = self.write_commit_record(proof, None, &uncommitted, durability)? else { return Ok(false) };
+        let Some(version) = self.write_commit_record(proof, None, &uncommitted, durability)? else {
+            // An earlier try of this process may have committed them.
+            return self.has_committed(proof);
+        };
         // An earlier eviction leaves a gap; a later one first removes the commit record, so that the commit fails.
         if !self.holds_all(&uncommitted.names, proof)? {
             return Ok(false);

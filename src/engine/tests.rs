@@ -1,5 +1,6 @@
 //! Tests of the engine with a store in memory and a host whose clock moves only during waits.
 
+mod claims;
 mod days;
 
 use super::*;

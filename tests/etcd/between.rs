@@ -126,7 +126,9 @@ fn length(buffer: &[u8]) -> Option<usize> {
     let head = buffer.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
     let text = String::from_utf8_lossy(&buffer[..head]).to_ascii_lowercase();
     if text.contains("transfer-encoding: chunked") {
-        return buffer[head..].windows(5).position(|five| five == b"0\r\n\r\n").map(|end| head + end + 5);
+        // etcd puts trailers between the last chunk and the empty line if it refuses a request.
+        let last = head - 2 + buffer[head - 2..].windows(5).position(|five| five == b"\r\n0\r\n")? + 3;
+        return buffer[last..].windows(4).position(|four| four == b"\r\n\r\n").map(|end| last + end + 4);
     }
     let body =
         text.split("content-length: ").nth(1).and_then(|rest| rest.split('\r').next()?.parse().ok()).unwrap_or(0);

@@ -4,7 +4,7 @@ use std::io::{Read, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use csalock::lock::{Lease, LeaseClock, LeaseStart};
 use csalock::store::{Call, Etcd, Finding, Location, Store, Topic, Upkeep, Verdict, WriteOptions, WriteSet};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::etcd::between::{Between, Fate, as_it_was};
+use crate::etcd::between::{Between, Fate, Where, as_it_was};
 use crate::etcd::fair::{fair, is_within};
 use crate::etcd::{self, Cluster, Setup};
 use crate::rig::{Effects, Rig, stored};
@@ -140,6 +140,24 @@ fn a_new_lease_that_did_not_come_about_is_asked_for_again() {
     etcd::shared().unwrap().ctl(&["lease", "revoke", &lease_id(&lease)]);
     rig.put(b"x", Some(&second), b"body");
     assert!(!rig.again().leases().is_expired(Call::default(), &lease).unwrap());
+}
+
+/// The server refuses the lease, which exists, and the proxy must pass on that refusal.
+#[test]
+fn a_transaction_whose_reply_is_lost_is_settled_at_once() {
+    let Some(cluster) = etcd::shared() else { return };
+    let is_cut = AtomicBool::new(false);
+    let between = Between::and(&cluster.endpoints()[0], move |path, _| {
+        let is_first = path.ends_with("/txn") && !is_cut.swap(true, Ordering::SeqCst);
+        Fate { cut: is_first.then_some(Where::AfterSending), ..Fate::default() }
+    });
+    let store = open(&cluster.url_at(&[between.address], &etcd::new_prefix()));
+    let lease = store.leases().grant(Call::default(), 60 * SECOND).unwrap();
+    let begun = Instant::now();
+    assert!(!store.swap(b"x", None, Some(b"body")).unwrap().is_done(), "the second copy finds the first one");
+    assert_eq!(store.read(Call::default(), b"x").unwrap().unwrap().body, b"body");
+    assert!(!store.leases().is_expired(Call::default(), &lease).unwrap());
+    assert!(is_within(begun, 5 * SECOND), "{:?}", begun.elapsed());
 }
 
 #[test]
