@@ -59,7 +59,7 @@ use self::client::Client;
 use self::session::Row;
 use self::settings::{Settings, is_known};
 use super::leases::{Seen, lend_shared, remaining_shared};
-use super::net::{CallDeadline, Connector, host_and_port};
+use super::net::{Connector, host_and_port};
 use super::write_set::Absences;
 use super::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Topic, Upkeep, Variables, Version,
@@ -184,11 +184,9 @@ impl Postgres {
     /// Fails if a setting is invalid or the certificates cannot be read. A trouble with the server shows at the first call.
     pub fn open(database: &Database, variables: &Variables<'_>, host: Arc<dyn Host>) -> Result<Postgres> {
         let settings = Settings::new(database, variables, host.uid())?;
-        let call_deadline = Arc::new(CallDeadline::new(host.clone()));
-        let lonely = settings.targets.len() == 1;
-        let connector = Connector { host: host.clone(), call_deadline, tls: tls::config(&settings)?, lonely };
         let remote = settings.targets.iter().filter(|target| !target.is_socket());
-        connector.look_up_names(&remote.map(settings::Target::place).collect::<Vec<_>>());
+        let names: Vec<String> = remote.map(settings::Target::place).collect();
+        let connector = Connector::new(host.clone(), tls::config(&settings)?, settings.targets.len() == 1, &names);
         Ok(Postgres {
             client: Client::new(host, connector, settings),
             schema: database.schema(),

@@ -334,11 +334,9 @@ fn refuse_open_to_all(mode: Mode, path: &Path) -> Result<()> {
     if !mode.contains(Mode::S_IWOTH) || mode.contains(Mode::S_ISVTX) {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::Denied,
-        format!("every user may rename and remove what is in {}", escape_path(path)),
-        "give it the sticky bit (chmod +t) or take the right to write from others (chmod o-w)",
-    ))
+    let what = format!("every user may rename and remove what is in {}", escape_path(path));
+    let cure = "give it the sticky bit (chmod +t) or take the right to write from others (chmod o-w)";
+    Err(Error::new(ErrorKind::Denied, what, cure))
 }
 
 /// No process sees the directory without its mark.

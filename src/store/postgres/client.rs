@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::store::net::errors::{CallError, NetError};
 use crate::store::net::retry::Calls;
-use crate::store::net::{CallDeadline, Connector};
+use crate::store::net::{Connector, TO_SUBSCRIBE};
 use crate::store::{Call, Subscription, Upkeep, WriteSet, guarded};
 
 /// Maximum time of one attempt. A connection may be dead without a sign.
@@ -223,9 +223,6 @@ impl Client {
     }
 }
 
-/// Maximum time for a subscription to begin, after which it is abandoned.
-const TO_BEGIN: Duration = Duration::from_millis(500);
-
 const NOTIFY: &str = "SELECT pg_notify(convert_from(wake, 'UTF8'), '') FROM unnest($1::bytea[]) wake";
 
 struct Listening(Session);
@@ -261,17 +258,14 @@ impl Postgres {
         if self.is_crowded(call) {
             return None;
         }
-        let client = &self.client;
-        let call_deadline = Arc::new(CallDeadline::new(client.host.clone()));
-        call_deadline.begin(Call { until: Some(client.host.boottime() + TO_BEGIN), ..call });
-        let connector = Connector { call_deadline, ..client.connector.clone() };
-        let mut session = Session::open(&connector, &client.settings).ok()?;
+        let connector = self.client.connector.for_subscription(call);
+        let mut session = Session::open(&connector, &self.client.settings).ok()?;
         // A pooler does not know which of its servers will answer, and makes up a process.
-        let rows = session.exchange(&statement("SELECT pg_backend_pid()::bigint", &[], TO_BEGIN).ok()?).ok()?;
+        let rows = session.exchange(&statement("SELECT pg_backend_pid()::bigint", &[], TO_SUBSCRIBE).ok()?).ok()?;
         if rows.first().and_then(|row| number(row, 0)) != Some(i64::from(session.pid)) {
             return None;
         }
-        session.exchange(&script(&format!("LISTEN \"{}\"", self.channel(channel)), TO_BEGIN).ok()?).ok()?;
+        session.exchange(&script(&format!("LISTEN \"{}\"", self.channel(channel)), TO_SUBSCRIBE).ok()?).ok()?;
         session.is_idle().then(|| Box::new(Listening(session)) as Box<dyn Subscription>)
     }
 }

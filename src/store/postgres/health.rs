@@ -23,11 +23,9 @@ impl Postgres {
         findings.push(if standbys.is_empty() && text(4) == "0" {
             Finding::good("commits", "on this server alone, which has no standby")
         } else if standbys.is_empty() || text(2) == "local" {
-            Finding::doubtful(
-                "commits",
-                "no synchronous standby: a failover can lose the last commits, and a lock may then be granted twice",
-                "set synchronous_standby_names, and synchronous_commit to on",
-            )
+            let what =
+                "no synchronous standby: a failover can lose the last commits, and a lock may then be granted twice";
+            Finding::doubtful("commits", what, "set synchronous_standby_names, and synchronous_commit to on")
         } else {
             Finding::good("commits", format!("wait for a synchronous standby: {standbys}"))
         });
