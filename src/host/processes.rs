@@ -18,7 +18,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::retry_on_intr;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, errno_of};
 use crate::lock::{Grant, Handle, Liveness, ProcessId};
 use crate::signals;
 
@@ -333,9 +333,7 @@ pub fn send(process: &ProcessId, signal: i32) -> nix::Result<()> {
         return Err(Errno::ESRCH);
     }
     match (pidfd, Signal::from_named_raw(signal)) {
-        (Ok(pidfd), Some(signal)) => {
-            pidfd_send_signal(pidfd, signal).map_err(|errno| Errno::from_raw(errno.raw_os_error()))
-        }
+        (Ok(pidfd), Some(signal)) => pidfd_send_signal(pidfd, signal).map_err(errno_of),
         // There are no pidfds before Linux 5.3 and in some sandboxes.
         _ => signals::send(Pid::from_raw(process.pid), signal),
     }

@@ -27,7 +27,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
 use self::errors::NetError;
 use super::{Call, guarded};
-use crate::error::{self, Error, ErrorKind};
+use crate::error::{self, Error, ErrorKind, errno_of};
 use crate::host::{Host, addresses_of};
 use crate::name::escape_path;
 
@@ -127,8 +127,7 @@ impl Connector {
                 Ok(()) => return Ok(socket),
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
                 Err(error) => {
-                    let why = Errno::from_raw(error.raw_os_error()).desc();
-                    return Err(NetError::Refused(format!("{path}: {why}")));
+                    return Err(NetError::Refused(format!("{path}: {}", errno_of(error).desc())));
                 }
             }
             if self.call_deadline.is_interrupted() {

@@ -3,7 +3,7 @@
 use super::Postgres;
 use super::settings::SslMode;
 use crate::name::escape;
-use crate::store::{Call, Finding};
+use crate::store::{Call, Finding, guarded};
 
 const EXAMINE: &str = "SELECT current_setting('server_version'), current_setting('synchronous_standby_names'), \
                        current_setting('synchronous_commit'), current_setting('fsync'), \
@@ -38,13 +38,13 @@ impl Postgres {
     }
 
     fn of_transport(&self) -> Finding {
-        let settings = &self.client.settings;
+        let settings = &self.settings;
         let is_local = |host: &str| ["/", "127.", "::1", "localhost"].iter().any(|local| host.starts_with(local));
         let is_local = settings.targets.iter().all(|target| is_local(target.address.as_ref().unwrap_or(&target.host)));
         if is_local {
             return Finding::good("transport", "within this host");
         }
-        if !self.client.is_encrypted() {
+        if guarded(&self.session).as_ref().is_none_or(|session| session.wire.tls.is_none()) {
             let cure = "set ssl = on in postgresql.conf, and sslmode=verify-full";
             return Finding::doubtful("transport", "plain: a listener on the network can read all records", cure);
         }

@@ -5,6 +5,7 @@
 //! waits until those of the earlier connections have ended, so no copy of a request is carried out late.
 
 use std::ffi::OsString;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,14 +13,14 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use serde::de::DeserializeOwned;
 
-use super::errors::{SshError, explain, strange};
+use super::errors::{SshCause, SshError, explain, strange};
 use super::link::Link;
 use super::wire::{Reply, WireRequest, line};
 use super::{Remote, Ssh};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, describe};
 use crate::host::Host;
 use crate::lock::HandleHash;
-use crate::store::net::errors::NetError;
+use crate::store::net::errors::{CallError, NetError};
 use crate::store::net::retry::{Calls, PATIENCE};
 use crate::store::{Call, Subscription, guarded};
 
@@ -37,10 +38,11 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Ends a connection that failed. Its server process may still carry out a request.
+    /// Ends a connection that failed. Its server process may still carry out a request. Subscriptions and forked processes
+    /// have its descriptor too, so a close alone would not end it, nor that process, for whose end a repetition waits.
     pub(super) fn lose(&mut self) {
         let Some(link) = self.link.take() else { return };
-        link.end();
+        let _ = link.socket.shutdown(Shutdown::Both);
         self.earlier.extend(link.session);
     }
 }
@@ -88,7 +90,10 @@ impl Ssh {
         let host = self.host.as_ref();
         let link = match &mut slot.link {
             Some(link) => link,
-            none => none.insert(Link::open(&self.program, &self.remote, host.boottime())?),
+            none => {
+                let opened = Link::open(&self.program, &self.remote, host.boottime());
+                none.insert(opened.map_err(|error| CallError::Server(SshCause::NotStarted(describe(&error))))?)
+            }
         };
         let is_new = link.session.is_none();
         // A connection that was made long ago and has not answered never will.
@@ -150,7 +155,7 @@ impl Subscribed {
         let (id, Reply::Done) = store.send(call, request).ok()? else { return None };
         let guard = guarded(&store.slot);
         let link = guard.link.as_ref()?;
-        let (socket, session) = (link.descriptor().ok()?, link.session?);
+        let (socket, session) = (link.socket.as_fd().try_clone_to_owned().ok()?, link.session?);
         let ready = eventfd(1, EventfdFlags::CLOEXEC).ok()?;
         Some(Subscribed { id, session, socket, ready, slot: store.slot.clone(), host: store.host.clone() })
     }
