@@ -42,7 +42,7 @@ const MOST_FOR_CONNECTING: Duration = Duration::from_secs(1);
 const TO_LOOK_UP: Duration = Duration::from_secs(6);
 
 /// Maximum time for a subscription to begin, after which it is abandoned.
-pub(super) const TO_SUBSCRIBE: Duration = Duration::from_millis(500);
+pub(super) const TO_BEGIN: Duration = Duration::from_millis(500);
 
 const WHILE_FULL: Duration = Duration::from_millis(20);
 
@@ -74,7 +74,7 @@ impl Connector {
     /// For a subscription, which does not end with the present call.
     pub(super) fn for_subscription(&self, call: Call) -> Connector {
         let call_deadline = Arc::new(CallDeadline::new(self.host.clone()));
-        call_deadline.begin(Call { until: Some(self.host.boottime() + TO_SUBSCRIBE), ..call });
+        call_deadline.begin(Call { until: Some(self.host.boottime() + TO_BEGIN), ..call });
         Connector { call_deadline, ..self.clone() }
     }
 

@@ -12,7 +12,7 @@ use super::errors::{SqlCause, SqlError, code, ends_call, explain, is_missing, is
 use super::session::{Done, Row, Session, array, script, statement};
 use super::{Postgres, number};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::net::TO_SUBSCRIBE;
+use crate::store::net::TO_BEGIN;
 use crate::store::net::errors::{CallError, NetError};
 use crate::store::{Call, Subscription, Upkeep, WriteSet, guarded};
 
@@ -220,11 +220,11 @@ impl Postgres {
         let connector = self.connector.for_subscription(call);
         let mut session = Session::open(&connector, &self.settings).ok()?;
         // A pooler does not know which of its servers will answer, and makes up a process.
-        let rows = session.exchange(&statement("SELECT pg_backend_pid()::bigint", &[], TO_SUBSCRIBE).ok()?).ok()?;
+        let rows = session.exchange(&statement("SELECT pg_backend_pid()::bigint", &[], TO_BEGIN).ok()?).ok()?;
         if rows.first().and_then(|row| number(row, 0)) != Some(i64::from(session.pid)) {
             return None;
         }
-        session.exchange(&script(&format!("LISTEN \"{}\"", self.channel(channel)), TO_SUBSCRIBE).ok()?).ok()?;
+        session.exchange(&script(&format!("LISTEN \"{}\"", self.channel(channel)), TO_BEGIN).ok()?).ok()?;
         session.is_idle().then(|| Box::new(Listening(session)) as Box<dyn Subscription>)
     }
 }
