@@ -256,6 +256,11 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// Number of an error of a system call; 0 if it is none.
+pub(crate) fn errno_of(error: impl Into<std::io::Error>) -> Errno {
+    Errno::from_raw(error.into().raw_os_error().unwrap_or(0))
+}
+
 /// As the C library describes it, without its number.
 pub(crate) fn describe(error: &std::io::Error) -> String {
     error.raw_os_error().map_or_else(|| error.to_string(), |code| Errno::from_raw(code).desc().to_string())

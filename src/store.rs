@@ -219,10 +219,6 @@ pub(crate) fn guarded<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn errno_of(errno: rustix::io::Errno) -> nix::errno::Errno {
-    nix::errno::Errno::from_raw(errno.raw_os_error())
-}
-
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut path = path.as_os_str().to_owned();
     path.push(suffix);

@@ -253,11 +253,8 @@ fn orphan() -> Error {
 }
 
 fn no_owner(why: &str) -> Error {
-    Error::new(
-        ErrorKind::InvalidInput,
-        why,
-        "name the owner with --pid PID, or keep the lock until it is released with --forever",
-    )
+    let cure = "name the owner with --pid PID, or keep the lock until it is released with --forever";
+    Error::new(ErrorKind::InvalidInput, why, cure)
 }
 
 /// Maximum number of scripts, each called by the next, that csalock examines.

@@ -9,9 +9,10 @@ use std::{fs, io};
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statfs, statx};
+use rustix::io::retry_on_intr;
 use sha2::{Digest, Sha256};
 
-use super::processes::{no_proc, read_once};
+use super::processes::no_proc;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Returns `ID@NAME`. The ID is a hash, because machine-id(5) is confidential; it is empty without a machine-id. The
@@ -54,7 +55,8 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// One read(2) gets all of a small file.
 fn read_short(path: &str) -> io::Result<Vec<u8>> {
     let mut buffer = [0; 64];
-    let length = read_once(&mut fs::File::open(path)?, &mut buffer)?;
+    let file = fs::File::open(path)?;
+    let length = retry_on_intr(|| rustix::io::read(&file, &mut buffer))?;
     Ok(buffer[..length].to_vec())
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -15,9 +15,10 @@ use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::{Pid, geteuid};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::retry_on_intr;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, errno_of};
 use crate::lock::{Grant, Handle, Liveness, ProcessId};
 use crate::signals;
 
@@ -108,9 +109,9 @@ pub(super) fn read_own() -> io::Result<ProcStat> {
 fn read_file(path: &str) -> io::Result<Option<ProcStat>> {
     let mut buffer = [0; 1024];
     // std's open takes another system call with musl, and a crowd of waiters reads thousands of these files.
-    let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(io::Error::from);
-    let read = opened.and_then(|file| read_once(&mut file.into(), &mut buffer));
-    match read {
+    let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let read = opened.and_then(|file| retry_on_intr(|| rustix::io::read(&file, &mut buffer)));
+    match read.map_err(io::Error::from) {
         Ok(length) => match parse(&buffer[..length]) {
             Some(stat) => Ok(Some(stat)),
             None if length == 0 => Ok(None),
@@ -139,16 +140,6 @@ pub(super) fn no_proc(error: &io::Error) -> Error {
             Error::new(ErrorKind::System, what, "mount it (unshare --mount-proc)")
         }
         _ => Error::new(ErrorKind::System, format!("cannot read /proc: {error}"), "mount /proc of this namespace"),
-    }
-}
-
-/// A signal that interrupts it makes it read again.
-pub(super) fn read_once(file: &mut fs::File, buffer: &mut [u8]) -> io::Result<usize> {
-    loop {
-        match file.read(buffer) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            read => return read,
-        }
     }
 }
 
@@ -342,9 +333,7 @@ pub fn send(process: &ProcessId, signal: i32) -> nix::Result<()> {
         return Err(Errno::ESRCH);
     }
     match (pidfd, Signal::from_named_raw(signal)) {
-        (Ok(pidfd), Some(signal)) => {
-            pidfd_send_signal(pidfd, signal).map_err(|errno| Errno::from_raw(errno.raw_os_error()))
-        }
+        (Ok(pidfd), Some(signal)) => pidfd_send_signal(pidfd, signal).map_err(errno_of),
         // There are no pidfds before Linux 5.3 and in some sandboxes.
         _ => signals::send(Pid::from_raw(process.pid), signal),
     }

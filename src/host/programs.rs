@@ -4,7 +4,9 @@ use std::fs;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 
-use super::processes::{ProcStat, read_once};
+use rustix::io::retry_on_intr;
+
+use super::processes::ProcStat;
 use crate::lock::ProcessId;
 
 /// Programs that run another program and end with it.
@@ -94,7 +96,7 @@ pub fn command_of(pid: i32) -> Vec<u8> {
 /// A file in /proc has no size to ask for. One read returns all of a short one.
 fn read_command(path: &str) -> io::Result<Vec<u8>> {
     let (mut file, mut command) = (fs::File::open(path)?, vec![0; 4096]);
-    let length = read_once(&mut file, &mut command)?;
+    let length = retry_on_intr(|| rustix::io::read(&file, &mut command))?;
     if length < command.len() {
         command.truncate(length);
     } else {

@@ -32,7 +32,7 @@ use super::exec::{CommandLine, GrantNumbers, to_be_inherited};
 use super::timer::wait_readable;
 use super::tree::cannot_follow;
 use crate::environment::Environment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, errno_of};
 use crate::exit::Exit;
 use crate::host::processes;
 use crate::signals::{self, Interrupt, Signals};
@@ -69,7 +69,7 @@ impl<'a> SleepingChild<'a> {
     ) -> Result<SleepingChild<'a>> {
         let failed = |errno: nix::errno::Errno| command_line.cannot_start(errno);
         let (socket, childs_end) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .map_err(|errno| failed(nix::errno::Errno::from_raw(errno.raw_os_error())))?;
+            .map_err(|errno| failed(errno_of(errno)))?;
         let environment = Environment::block(variables);
         let parent = dies_with_parent.then(Pid::this);
         // SAFETY: this process has one thread, so the child may do everything that the parent may do.
@@ -171,7 +171,7 @@ fn await_start(socket: &OwnedFd) -> nix::Result<Option<GrantNumbers>> {
         let received = recvmsg(socket, &mut [IoSliceMut::new(&mut message)], &mut control, RecvFlags::CMSG_CLOEXEC);
         let length = match received {
             Err(Errno::INTR) => continue,
-            Err(errno) => return Err(nix::errno::Errno::from_raw(errno.raw_os_error())),
+            Err(errno) => return Err(errno_of(errno)),
             Ok(received) => received.bytes,
         };
         for received in control.drain() {

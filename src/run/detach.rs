@@ -36,7 +36,7 @@ pub fn spawn(keep: &[BorrowedFd<'_>], work: impl FnOnce()) -> Result<Pid> {
     close_all_but(&keep.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>());
     detach();
     work();
-    leave()
+    exit_now(0)
 }
 
 /// Like [`spawn`], but init or another adopter is the parent: the program that this process becomes must have no child of
@@ -116,12 +116,8 @@ fn close_all_but(keep: &[RawFd]) {
     open.into_iter().for_each(close);
 }
 
-/// Ends the process silently with status 0, without cleanup: the parent cleans up the inherited state.
-pub fn leave() -> ! {
-    exit_now(0)
-}
-
-/// Ends the process with a status, from any thread, even if other threads are blocked.
+/// Ends the process silently with a status, from any thread, even if other threads are blocked. There is no cleanup: the
+/// parent cleans up the inherited state.
 pub fn exit_now(status: u8) -> ! {
     // SAFETY: _exit(2) ends the process.
     unsafe { nix::libc::_exit(status.into()) }

@@ -28,7 +28,7 @@ use super::child::{SleepingChild, in_spite_of_signals};
 use super::detach::exit_now;
 use super::exec::to_be_inherited;
 use super::timer::wait_readable;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, errno_of};
 use crate::exit::Exit;
 use crate::host::{FileLock, Host, WakeSocket, pidfd_of};
 use crate::lock::Mode as LockMode;
@@ -116,7 +116,7 @@ impl Flock {
     pub fn unlock(self) {
         // The drop closes the descriptor even if the unlock fails, which is nearly as good.
         let _ = match self.kind {
-            FileLock::Flock => fs2::FileExt::unlock(&self.file).map_err(|error| errno_of(&error)),
+            FileLock::Flock => fs2::FileExt::unlock(&self.file).map_err(errno_of),
             FileLock::Fcntl => ofd_lock(&self.file, libc::F_UNLCK, false),
         };
     }
@@ -169,7 +169,7 @@ fn lock(kind: FileLock, file: &File, mode: LockMode, blocks: bool) -> nix::Resul
         (_, true) => fs2::FileExt::lock_shared(file),
         (_, false) => fs2::FileExt::try_lock_shared(file),
     };
-    locked.map_err(|error| errno_of(&error))
+    locked.map_err(errno_of)
 }
 
 /// Locks or unlocks the whole file by fcntl(2). EACCES says the same as EWOULDBLOCK there.
@@ -184,12 +184,8 @@ fn ofd_lock(file: &File, how: i32, blocks: bool) -> nix::Result<()> {
     }
 }
 
-fn errno_of(error: &std::io::Error) -> Errno {
-    Errno::from_raw(error.raw_os_error().unwrap_or(0))
-}
-
 fn is_still(file: &File, path: &Path) -> Result<bool> {
-    let failed = |error: std::io::Error| Error::os(errno_of(&error), "look at", path);
+    let failed = |error: std::io::Error| Error::os(errno_of(error), "look at", path);
     let open = file.metadata().map_err(failed)?;
     match fs::symlink_metadata(path) {
         Ok(found) => Ok((found.dev(), found.ino()) == (open.dev(), open.ino())),
@@ -208,7 +204,7 @@ impl FlockWait<'_> {
         loop {
             // SIGCHLD arrives here too. The checks of the children come later, or the sleep could miss the end of one.
             let came = std::iter::from_fn(|| self.signals.next()).find(|came| came.ends());
-            match helper.ended() {
+            match helper.reap(Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED)) {
                 None => {}
                 Some(Err(Errno::EINTR)) => helper = Helper::start(kind, file, mode).map_err(failed)?,
                 // A signal that came too ends the wait all the same.
@@ -266,11 +262,6 @@ impl Helper {
         }
     }
 
-    /// Returns the result of the attempt, or `None` while the helper waits.
-    fn ended(&self) -> Option<nix::Result<()>> {
-        self.reap(Some(WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED))
-    }
-
     /// Ends the helper. Returns true if it had acquired the lock.
     fn stop(&self) -> bool {
         if self.ended.get().is_none() {
@@ -284,6 +275,7 @@ impl Helper {
         self.reap(None) == Some(Ok(()))
     }
 
+    /// Returns the result of the attempt, or `None` while the helper waits.
     fn reap(&self, how: Option<WaitPidFlag>) -> Option<nix::Result<()>> {
         while self.ended.get().is_none() {
             self.ended.set(match waitpid(self.pid, how) {

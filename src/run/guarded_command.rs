@@ -1,6 +1,7 @@
 //! One call of `csalock run`, as all of its processes know it.
 
 use std::ffi::CString;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use super::child::SleepingChild;
@@ -55,7 +56,9 @@ impl<'a> GuardedCommand<'a> {
 
     /// A success in a slot that is not on record is worth a wait, while the lock is ours and no signal came.
     pub(super) fn awaits_record(&self) -> bool {
-        let Some(shared) = self.shared_lease_end.filter(|shared| shared.is_unrecorded()) else { return false };
+        let Some(shared) = self.shared_lease_end.filter(|shared| shared.is_unrecorded.load(SeqCst)) else {
+            return false;
+        };
         shared.load().is_none_or(|ends| self.context.host.boottime() < ends) && !signals::is_pending()
     }
 

@@ -14,6 +14,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use nix::sys::prctl::set_name;
@@ -208,9 +209,9 @@ impl KeeperConfig<'_> {
 
     /// Records the success of the owners' work in its slot, if the supervisor could not.
     fn record_success(&self, opened: &OpenLockSet<'_>) -> Result<()> {
-        if self.shared_lease_end.is_unrecorded() {
+        if self.shared_lease_end.is_unrecorded.load(SeqCst) {
             let _ = opened.engine(0).report_success(&opened.target(0).name, self.proof, true, &|| false)?;
-            self.shared_lease_end.set_unrecorded(false);
+            self.shared_lease_end.is_unrecorded.store(false, SeqCst);
         }
         Ok(())
     }

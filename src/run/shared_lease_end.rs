@@ -26,7 +26,7 @@ pub struct SharedLeaseEnd {
     /// A keeper had to kill the command.
     pub was_killed: AtomicBool,
     /// The record lacks the success of the command in its slot.
-    unrecorded: AtomicBool,
+    pub is_unrecorded: AtomicBool,
     /// While csalock has stopped the command: the time until which at most. Otherwise 0.
     paused_until: AtomicU64,
     /// The locks that the command is known to have released.
@@ -55,15 +55,6 @@ impl SharedLeaseEnd {
     pub fn load(&self) -> Option<Duration> {
         let ends = self.ends.load(Ordering::SeqCst);
         (ends > 0).then(|| Duration::from_millis(ends))
-    }
-
-    /// Notes whether the command has succeeded in its slot and the record lacks that.
-    pub fn set_unrecorded(&self, is_unrecorded: bool) {
-        self.unrecorded.store(is_unrecorded, Ordering::SeqCst);
-    }
-
-    pub fn is_unrecorded(&self) -> bool {
-        self.unrecorded.load(Ordering::SeqCst)
     }
 
     /// Records that the command released the lock with this index. Returns false if the index has no room.

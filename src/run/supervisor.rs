@@ -2,6 +2,7 @@
 //! then.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 
 use self::while_running::{EventLoop, ExitReport};
@@ -193,7 +194,7 @@ impl<'a> Supervisor<'a> {
                 if SILENCE_CHECK_INTERVAL * looks < LONGEST_SILENCE {
                     continue;
                 }
-                let is_unrecorded = guarded.shared_lease_end.is_some_and(SharedLeaseEnd::is_unrecorded);
+                let is_unrecorded = guarded.shared_lease_end.is_some_and(|shared| shared.is_unrecorded.load(SeqCst));
                 let silent = Error::new(ErrorKind::Unavailable, "the store does not answer", "");
                 let not_reported = is_unrecorded.then_some(Notice::NotReported(opened.target(0), &silent));
                 [not_reported, Some(Notice::Silent), why].iter().flatten().for_each(report);
@@ -213,7 +214,7 @@ impl<'a> Supervisor<'a> {
         let Some(success) = self.guarded.reports.filter(|_| exit.code() == 0) else { return };
         let (engine, target) = (self.opened.engine(0), self.opened.target(0));
         let shared = self.guarded.shared_lease_end.filter(|_| success.in_period);
-        shared.inspect(|shared| shared.set_unrecorded(true));
+        shared.inspect(|shared| shared.is_unrecorded.store(true, SeqCst));
         let go_on = || self.guarded.awaits_record() && self.guarded.signals.no_signal_within(RETRY_INTERVAL);
         match engine.report_success(&target.name, self.guarded.handle.proof(), success.in_period, &go_on) {
             Err(error) => {
@@ -235,7 +236,7 @@ impl<'a> Supervisor<'a> {
             }
             Ok(Ok(())) => {}
         }
-        shared.inspect(|shared| shared.set_unrecorded(false));
+        shared.inspect(|shared| shared.is_unrecorded.store(false, SeqCst));
     }
 
     /// If descriptors are scarce, the release takes that of the `spare_socket`. Returns whether a lock was lost while

@@ -33,8 +33,8 @@ use rustix::fs::{AtFlags as StatxAt, FileType, Statx, StatxFlags, statx};
 use rustix::io::retry_on_intr;
 use rustix::process::{Resource, getrlimit};
 
-use super::{errno_of, with_suffix};
-use crate::error::{Error, ErrorKind, Result};
+use super::with_suffix;
+use crate::error::{Error, ErrorKind, Result, errno_of};
 use crate::history::HistoryLimits;
 use crate::host::file_time;
 use crate::name::escape_path;
@@ -198,8 +198,7 @@ const MOST_REREADS: usize = 3;
 impl HistoryFile<'_> {
     /// Visits the lines, the older generation's first. `path` is the path of the file, for messages.
     pub(super) fn read(&self, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
-        let failed =
-            |error: io::Error| Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "read the history", path);
+        let failed = |error: io::Error| Error::os(errno_of(error), "read the history", path);
         // The bytes of each file that were visited, by its device and number.
         let mut visited = BTreeMap::new();
         for _ in 0..MOST_REREADS {

@@ -32,7 +32,10 @@ impl Identity {
         let (ancestor, device, inode) =
             found.map_or((Path::new(""), 0, 0), |(ancestor, found)| (ancestor, found.dev(), found.ino()));
         let below = path.strip_prefix(ancestor).unwrap_or(path).to_path_buf();
-        Identity { order: Order::Files { is_database: location.is_database(), inode, below }, device }
+        Identity {
+            order: Order::Files { is_database: matches!(location, Location::Sqlite { .. }), inode, below },
+            device,
+        }
     }
 }
 

@@ -121,7 +121,12 @@ impl Mount {
                 "csalock was tested on local disks and on NFS; let two hosts contend for a lock before you rely on it";
             Finding::doubtful("mount", found, cure)
         } else {
-            Finding::good("mount", format!("{found}{}", self.remark()))
+            let remark = match self.kind.as_str() {
+                "tmpfs" | "ramfs" => "; it is in memory, so values and claims end with the boot",
+                "overlay" => "; other containers have another one",
+                _ => "",
+            };
+            Finding::good("mount", found + remark)
         };
         let is_nfs = matches!(self.kind.as_str(), "nfs" | "nfs4");
         let doubts = DOUBTS.iter().filter(|_| is_nfs).filter_map(|(options, what, cure)| {
@@ -133,14 +138,6 @@ impl Mount {
 
     fn has(&self, option: &str) -> bool {
         self.options.iter().any(|known| known == option)
-    }
-
-    fn remark(&self) -> &'static str {
-        match self.kind.as_str() {
-            "tmpfs" | "ramfs" => "; it is in memory, so values and claims end with the boot",
-            "overlay" => "; other containers have another one",
-            _ => "",
-        }
     }
 
     fn is_untested(&self) -> bool {

@@ -27,7 +27,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
 use self::errors::NetError;
 use super::{Call, guarded};
-use crate::error::{self, Error, ErrorKind};
+use crate::error::{self, Error, ErrorKind, errno_of};
 use crate::host::{Host, addresses_of};
 use crate::name::escape_path;
 
@@ -41,6 +41,9 @@ const MOST_FOR_CONNECTING: Duration = Duration::from_secs(1);
 /// Maximum wait for the first answer of the name service. The C library gives each name server five seconds.
 const TO_LOOK_UP: Duration = Duration::from_secs(6);
 
+/// Maximum time for a subscription to begin, after which it is abandoned.
+pub(super) const TO_BEGIN: Duration = Duration::from_millis(500);
+
 const WHILE_FULL: Duration = Duration::from_millis(20);
 
 type Looked = (Duration, Result<Vec<SocketAddr>, NetError>);
@@ -51,11 +54,30 @@ static LOOKED_UP: Mutex<BTreeMap<String, Looked>> = Mutex::new(BTreeMap::new());
 pub(super) struct Connector {
     pub(super) host: Arc<dyn Host>,
     pub(super) call_deadline: Arc<CallDeadline>,
-    pub(super) tls: Option<Arc<ClientConfig>>,
-    pub(super) lonely: bool,
+    tls: Option<Arc<ClientConfig>>,
+    lonely: bool,
 }
 
 impl Connector {
+    /// Looks up all these names now, so that a slow name service does not use up the time of a call.
+    pub(super) fn new(host: Arc<dyn Host>, tls: Option<ClientConfig>, lonely: bool, names: &[String]) -> Connector {
+        let until = host.boottime() + TO_LOOK_UP;
+        let call_deadline = Arc::new(CallDeadline::new(host.clone()));
+        let connector = Connector { host, call_deadline, tls: tls.map(Arc::new), lonely };
+        for server in names {
+            let left = until.saturating_sub(connector.host.boottime());
+            let _ = connector.addresses(server, left.max(MOST_FOR_CONNECTING));
+        }
+        connector
+    }
+
+    /// For a subscription, which does not end with the present call.
+    pub(super) fn for_subscription(&self, call: Call) -> Connector {
+        let call_deadline = Arc::new(CallDeadline::new(self.host.clone()));
+        call_deadline.begin(Call { until: Some(self.host.boottime() + TO_BEGIN), ..call });
+        Connector { call_deadline, ..self.clone() }
+    }
+
     pub(super) fn dial(&self, server: &str) -> Result<Wire, NetError> {
         let socket = Socket::new(self.connect(server)?, self.call_deadline.clone())?;
         if self.tls.is_some() { self.encrypt(server, socket) } else { Ok(Wire { socket, tls: None }) }
@@ -105,8 +127,7 @@ impl Connector {
                 Ok(()) => return Ok(socket),
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
                 Err(error) => {
-                    let why = Errno::from_raw(error.raw_os_error()).desc();
-                    return Err(NetError::Refused(format!("{path}: {why}")));
+                    return Err(NetError::Refused(format!("{path}: {}", errno_of(error).desc())));
                 }
             }
             if self.call_deadline.is_interrupted() {
@@ -116,15 +137,6 @@ impl Connector {
                 return Err(NetError::Silent);
             }
             self.host.sleep(WHILE_FULL.min(self.call_deadline.left()));
-        }
-    }
-
-    /// Looks up all these names now, so that a slow name service does not use up the time of a call.
-    pub(super) fn look_up_names(&self, servers: &[String]) {
-        let until = self.host.boottime() + TO_LOOK_UP;
-        for server in servers {
-            let left = until.saturating_sub(self.host.boottime());
-            let _ = self.addresses(server, left.max(MOST_FOR_CONNECTING));
         }
     }
 

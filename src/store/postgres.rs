@@ -52,14 +52,15 @@ mod tls;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod untrusted;
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use self::client::Client;
-use self::session::Row;
+use self::session::{Row, Session};
 use self::settings::{Settings, is_known};
 use super::leases::{Seen, lend_shared, remaining_shared};
-use super::net::{CallDeadline, Connector, host_and_port};
+use super::net::retry::Calls;
+use super::net::{Connector, host_and_port};
 use super::write_set::Absences;
 use super::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Topic, Upkeep, Variables, Version,
@@ -170,9 +171,19 @@ const PAGE: &str = "SELECT number, CASE WHEN octet_length(body) <= 4194304 THEN 
                     WHERE before < 1048576 ORDER BY name";
 
 pub struct Postgres {
-    client: Client,
+    host: Arc<dyn Host>,
+    connector: Connector,
+    settings: Settings,
+    session: Mutex<Option<Session>>,
+    calls: Calls,
     schema: String,
     place: String,
+    /// True after a commit whose answer is missing, until a later one has an answer.
+    in_doubt: AtomicBool,
+    /// Origin of what was read first, since a flush found another one.
+    origin: Mutex<Option<Vec<u8>>>,
+    /// Time until which the result counts, and the result.
+    crowd: Mutex<Option<(Duration, bool)>>,
     seen: Seen,
     /// CLOCK_BOOTTIME of an answer, and the server's time in it.
     server_time: Mutex<Option<(Duration, Duration)>>,
@@ -184,15 +195,22 @@ impl Postgres {
     /// Fails if a setting is invalid or the certificates cannot be read. A trouble with the server shows at the first call.
     pub fn open(database: &Database, variables: &Variables<'_>, host: Arc<dyn Host>) -> Result<Postgres> {
         let settings = Settings::new(database, variables, host.uid())?;
-        let call_deadline = Arc::new(CallDeadline::new(host.clone()));
-        let lonely = settings.targets.len() == 1;
-        let connector = Connector { host: host.clone(), call_deadline, tls: tls::config(&settings)?, lonely };
         let remote = settings.targets.iter().filter(|target| !target.is_socket());
-        connector.look_up_names(&remote.map(settings::Target::place).collect::<Vec<_>>());
+        let names: Vec<String> = remote.map(settings::Target::place).collect();
+        let connector = Connector::new(host.clone(), tls::config(&settings)?, settings.targets.len() == 1, &names);
+        connector.call_deadline.set(host.boottime() + client::TO_CONNECT);
+        let session = Session::open(&connector, &settings).ok();
         Ok(Postgres {
-            client: Client::new(host, connector, settings),
+            calls: Calls::new(host.clone(), session.is_some()),
+            host,
+            connector,
+            settings,
+            session: Mutex::new(session),
             schema: database.schema(),
             place: escape(database.url().as_bytes()),
+            in_doubt: AtomicBool::new(false),
+            origin: Mutex::default(),
+            crowd: Mutex::default(),
             seen: Seen::default(),
             server_time: Mutex::default(),
             absences: Absences::default(),
@@ -293,7 +311,7 @@ impl Store for Postgres {
 
     fn before_wait(&self, call: Call, is_long: bool) -> bool {
         let leaves = is_long || self.is_crowded(call);
-        if leaves && let Some(mut session) = guarded(&self.client.session).take() {
+        if leaves && let Some(mut session) = guarded(&self.session).take() {
             session.end();
         }
         leaves
@@ -306,7 +324,7 @@ impl Upkeep for Postgres {
     }
 
     fn answers(&self) -> u64 {
-        self.client.calls.answers()
+        self.calls.answers()
     }
 
     fn read_history(&self, call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
@@ -333,12 +351,12 @@ impl Postgres {
     /// Notes the server's time in an answer that has just come, in milliseconds since 1970.
     fn note_time(&self, time: Option<i64>) {
         let time = time.map(|time| server_time(Duration::from_millis(time.unsigned_abs())));
-        *guarded(&self.server_time) = time.map(|time| (self.client.host.boottime(), time));
+        *guarded(&self.server_time) = time.map(|time| (self.host.boottime(), time));
     }
 
     fn recent_time(&self, call: Call) -> Result<Duration> {
         let known = *guarded(&self.server_time);
-        let known = known.map(|(at, time)| (time, self.client.host.boottime().saturating_sub(at)));
+        let known = known.map(|(at, time)| (time, self.host.boottime().saturating_sub(at)));
         match known {
             Some((time, since)) if since < TIME_LASTS => Ok(time + since),
             _ => self.time(call),
@@ -348,7 +366,7 @@ impl Postgres {
 
 impl Leases for Postgres {
     fn grant(&self, call: Call, span: Duration) -> Result<Lease> {
-        lend_shared(&*self.client.host, span, || self.recent_time(call))
+        lend_shared(&*self.host, span, || self.recent_time(call))
     }
 
     fn time(&self, call: Call) -> Result<Duration> {
@@ -359,14 +377,14 @@ impl Leases for Postgres {
     }
 
     fn ttl(&self, call: Call, lease: &Lease) -> Result<Duration> {
-        remaining_shared(&*self.client.host, lease, || self.recent_time(call))
+        remaining_shared(&*self.host, lease, || self.recent_time(call))
     }
 
     fn time_to_expiry(&self, call: Call, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
-        self.seen.until_over(&*self.client.host, lease, seen, || self.recent_time(call))
+        self.seen.until_over(&*self.host, lease, seen, || self.recent_time(call))
     }
 
     fn new_sightings(&self, call: Call, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
-        self.seen.to_note(&*self.client.host, leases, seen, || self.recent_time(call))
+        self.seen.to_note(&*self.host, leases, seen, || self.recent_time(call))
     }
 }

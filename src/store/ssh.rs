@@ -21,22 +21,20 @@ pub(crate) mod untrusted;
 mod wire;
 
 use std::ffi::OsString;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use serde::de::DeserializeOwned;
-
-use self::client::{Client, Subscribed};
-use self::errors::strange;
+use self::client::{Slot, Subscribed};
 pub use self::serve::serve;
 use self::wire::{Change, Commit, Reply, WireRequest};
 use super::directory::layout::file_name;
 use super::net::host_and_port;
+use super::net::retry::Calls;
 use super::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep, Version,
     Versioned, Visit, WriteSet,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::host::{Host, server_time};
 use crate::lock::{HandleHash, Lease, Sighting};
 use crate::name::escape;
@@ -93,30 +91,18 @@ impl Remote {
 }
 
 pub struct Ssh {
-    client: Client,
+    host: Arc<dyn Host>,
+    remote: Remote,
+    /// ssh(1), or the program in `CSALOCK_SSH`.
+    program: OsString,
+    slot: Arc<Mutex<Slot>>,
+    calls: Calls,
 }
 
 impl Ssh {
-    pub fn open(remote: &Remote, program: Option<OsString>, host: Arc<dyn Host>) -> Ssh {
-        Ssh { client: Client::new(remote, program.unwrap_or_else(|| "ssh".into()), host) }
-    }
-
-    fn ask<A: DeserializeOwned>(&self, call: Call, request: &WireRequest) -> Result<A> {
-        self.answer(self.client.ask(call, request)?.1)
-    }
-
-    fn answer<A: DeserializeOwned>(&self, reply: Reply) -> Result<A> {
-        let Reply::Answer(answer) = reply else { return Err(self.nonsense()) };
-        serde_json::from_value(answer).map_err(|_| self.nonsense())
-    }
-
     /// For messages. A forced command may serve another directory.
     fn place(&self, file: &str) -> String {
-        format!("{}/{}", self.client.remote.url(), escape(file.as_bytes()))
-    }
-
-    fn nonsense(&self) -> Error {
-        self.client.error(&strange())
+        format!("{}/{}", self.remote.url(), escape(file.as_bytes()))
     }
 
     fn span(&self, call: Call, request: &WireRequest) -> Result<Duration> {
@@ -135,14 +121,13 @@ impl Store for Ssh {
     }
 
     fn scan(&self, call: Call, visit: &mut Visit<'_>) -> Result<()> {
-        let last = self.client.list(call, &WireRequest::Scan, &mut |entry| match entry {
+        self.list(call, &WireRequest::Scan, &mut |entry| match entry {
             Reply::Entry(place, stored) => {
                 let file = place.rsplit('/').next().unwrap_or_default();
                 visit(&self.place(file), stored)
             }
             _ => Err(self.nonsense()),
-        })?;
-        self.answer(last)
+        })
     }
 
     fn commit(&self, call: Call, set: &WriteSet<'_>) -> Result<CommitResult> {
@@ -173,7 +158,7 @@ impl Store for Ssh {
     fn subscribe(&self, call: Call, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
         let Topic::Channel(channel, _) = topic else { return None };
         let request = WireRequest::Subscribe(waiter(channel)?);
-        Subscribed::new(&self.client, call, &request).map(|subscribed| Box::new(subscribed) as Box<dyn Subscription>)
+        Subscribed::new(self, call, &request).map(|subscribed| Box::new(subscribed) as Box<dyn Subscription>)
     }
 
     fn abilities(&self) -> Abilities {
@@ -187,18 +172,17 @@ impl Upkeep for Ssh {
     }
 
     fn answers(&self) -> u64 {
-        self.client.calls.answers()
+        self.calls.answers()
     }
 
     fn read_history(&self, call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let last = self.client.list(call, &WireRequest::History, &mut |line| match line {
+        self.list(call, &WireRequest::History, &mut |line| match line {
             Reply::Line(line) => {
                 visit(&line);
                 Ok(())
             }
             _ => Err(self.nonsense()),
-        })?;
-        self.answer(last)
+        })
     }
 
     fn sweep(&self, call: Call, dry_run: bool) -> Result<Swept> {
@@ -206,7 +190,7 @@ impl Upkeep for Ssh {
     }
 
     fn diagnose(&self, call: Call) -> Vec<Finding> {
-        let Remote { destination, path, .. } = &self.client.remote;
+        let Remote { destination, path, .. } = &self.remote;
         let what = Finding::good("store", format!("directory {} on {destination}, over ssh", escape(path.as_bytes())));
         let findings: Vec<Finding> = match self.ask(call, &WireRequest::Diagnose) {
             Ok(findings) => findings,
@@ -232,9 +216,9 @@ impl Leases for Ssh {
     }
 
     fn ttl(&self, call: Call, lease: &Lease) -> Result<Duration> {
-        let asked = self.client.host.boottime();
+        let asked = self.host.boottime();
         let span = self.span(call, &WireRequest::Ttl(lease.clone()))?;
-        Ok(span.saturating_sub(self.client.host.boottime().saturating_sub(asked)))
+        Ok(span.saturating_sub(self.host.boottime().saturating_sub(asked)))
     }
 
     fn time_to_expiry(&self, call: Call, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {

@@ -91,10 +91,6 @@ impl Location {
         moved
     }
 
-    pub(super) fn is_database(&self) -> bool {
-        matches!(self, Location::Sqlite { .. })
-    }
-
     pub fn is_missing(&self) -> bool {
         self.path().is_some_and(|path| !path.exists())
     }

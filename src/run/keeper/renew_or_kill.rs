@@ -43,6 +43,7 @@ type Parent = (Pid, Option<OwnedFd>);
 /// Lease as the watching thread knows it, and its steps against the owners.
 #[derive(Default)]
 struct LeaseWatch {
+    supervisor: Option<Pid>,
     lease: Option<LeaseSchedule>,
     /// They have received SIGTERM.
     terminated: bool,
@@ -82,7 +83,7 @@ impl KeeperConfig<'_> {
             let renew = || {
                 self.renew_loop(supervisor.is_some(), renew_now.as_fd(), &listeners, &ended);
                 if !ended.load(SeqCst) {
-                    detach::leave();
+                    detach::exit_now(0);
                 }
             };
             if std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, renew).is_ok() {
@@ -101,7 +102,7 @@ impl KeeperConfig<'_> {
                 self.await_release(supervisor);
                 ended.store(true, SeqCst);
                 self.record_owner_death();
-                detach::leave();
+                detach::exit_now(0);
             }
             detach::exit_now(EXIT_FAILED)
         })
@@ -117,7 +118,7 @@ impl KeeperConfig<'_> {
         renew_now: BorrowedFd<'_>,
         lease_changed: BorrowedFd<'_>,
     ) -> bool {
-        let mut lease_watch = LeaseWatch::default();
+        let mut lease_watch = LeaseWatch { supervisor, ..LeaseWatch::default() };
         loop {
             owners.retain_mut(|(owner, pidfd)| self.is_alive(owner, pidfd));
             if owners.is_empty() {
@@ -129,7 +130,7 @@ impl KeeperConfig<'_> {
             // The keeper polls the owners that it cannot watch.
             let is_watched = |(_, pidfd): &(&ProcessId, Option<OwnedFd>)| pidfd.is_some();
             let look_again = (!owners.iter().all(is_watched)).then(|| self.context.host.boottime() + POLL_INTERVAL);
-            let next_step = self.enforce_lease(&mut lease_watch, &owners, supervisor);
+            let next_step = self.enforce_lease(&mut lease_watch, &owners);
             set_timer(timer, [look_again, next_step].into_iter().flatten().min());
             let pidfds = owners.iter().filter_map(|(_, pidfd)| Some(pidfd.as_ref()?.as_fd()));
             let parent_fd = parent.as_ref().and_then(|(_, pidfd)| pidfd.as_ref());
@@ -143,22 +144,22 @@ impl KeeperConfig<'_> {
     }
 
     /// While the supervisor lives, it sends SIGTERM itself. Returns the time of the next step; `None` if no lease ends.
-    fn enforce_lease(&self, watch: &mut LeaseWatch, owners: &Owners<'_>, supervisor: Option<Pid>) -> Option<Duration> {
+    fn enforce_lease(&self, watch: &mut LeaseWatch, owners: &Owners<'_>) -> Option<Duration> {
         let Some(ends) = self.shared_lease_end.load().filter(|_| self.kills) else {
-            return self.pause(watch, owners, None, supervisor);
+            return self.pause(watch, owners, None);
         };
         let now = self.context.host.boottime();
         // A keeper that replaces another one may see only now that the lease is over.
         let known = watch.lease.or((ends <= now).then_some(LeaseSchedule { ends, span: self.context.lease() }));
         let lease = *watch.lease.insert(LeaseSchedule::seen(known, ends, now));
         let StopTimes { term, kill, .. } = lease.keeper();
-        if let Some(next_check) = self.pause(watch, owners, Some(lease), supervisor) {
+        if let Some(next_check) = self.pause(watch, owners, Some(lease)) {
             return Some(next_check);
         }
         if now >= kill {
             self.shared_lease_end.was_killed.store(true, SeqCst);
             self.signal(owners, Signal::KILL);
-        } else if now >= term && !watch.terminated && !has_parent(supervisor) {
+        } else if now >= term && !watch.terminated && !has_parent(watch.supervisor) {
             watch.terminated = true;
             self.signal(owners, Signal::TERM);
             self.signal(owners, Signal::CONT);
@@ -168,18 +169,12 @@ impl KeeperConfig<'_> {
 
     /// Stops the owners while their lease may be over unnoticed, and continues them then. Returns the time of the next check
     /// while they must not run. While the supervisor lives, it acts first. A lease with a time limit is never renewed.
-    fn pause(
-        &self,
-        watch: &mut LeaseWatch,
-        owners: &Owners<'_>,
-        lease: Option<LeaseSchedule>,
-        supervisor: Option<Pid>,
-    ) -> Option<Duration> {
+    fn pause(&self, watch: &mut LeaseWatch, owners: &Owners<'_>, lease: Option<LeaseSchedule>) -> Option<Duration> {
         // The parent of a command that had no supervisor would see that it stops: sudo(8) then stops itself.
-        if self.timed || watch.terminated || supervisor.is_none() {
+        if self.timed || watch.terminated || watch.supervisor.is_none() {
             return None;
         }
-        let is_supervised = has_parent(supervisor);
+        let is_supervised = has_parent(watch.supervisor);
         let due = |due: StopTimes| if is_supervised { StopTimes { term: due.kill, ..due } } else { due };
         let lease = lease.map(|lease| (lease, due(lease.keeper())));
         let all_stopped = || owners.iter().all(|(owner, _)| is_stopped(owner.pid));

@@ -227,7 +227,10 @@ impl<'a> EventLoop<'a> {
             Some(shared_lease_end) => shared_lease_end.load(),
             None => {
                 let known = self.lease.map(|lease| lease.ends.saturating_sub(now));
-                self.lease_left(known).map(|left| now + left)
+                // Of the shortest lease.
+                let locks = self.opened.each().enumerate();
+                let left = locks.filter_map(|(at, lock)| self.left_of_lock(at, lock, known)).min();
+                left.map(|left| now + left)
             }
         };
         self.lease = ends.map(|ends| LeaseSchedule::seen(self.lease, ends, now));
@@ -241,20 +244,10 @@ impl<'a> EventLoop<'a> {
         self.limits = max_hold.into_iter().chain(lease).collect();
     }
 
-    /// Of the shortest lease: zero if it is over, the grant was lost, or the store did not answer, but `known` if this
-    /// process only lacks a descriptor. `None`: no lock has a lease, or the command released those that have one.
-    fn lease_left(&mut self, known: Option<Duration>) -> Option<Duration> {
-        let locks = self.opened.each().enumerate();
-        locks.filter_map(|(at, (target, engine))| self.left_of_lock(at, target, engine, known)).min()
-    }
-
-    fn left_of_lock(
-        &mut self,
-        at: usize,
-        target: &LockRef,
-        engine: &Engine,
-        known: Option<Duration>,
-    ) -> Option<Duration> {
+    /// Zero if its lease is over, the grant was lost, or the store did not answer, but `known` if this process only lacks a
+    /// descriptor. `None`: it has no lease, or the command released it.
+    fn left_of_lock(&mut self, at: usize, lock: (&LockRef, &Engine), known: Option<Duration>) -> Option<Duration> {
+        let (target, engine) = lock;
         if self.report.released.contains(&at) {
             return None;
         }

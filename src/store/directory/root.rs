@@ -15,7 +15,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::layout::{LOCKS, NEW, Name, OVERLAYFS, Place, REMOVED_WHILE_OPEN, WORK};
 use super::sys::{self, Ownership};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, errno_of};
 use crate::name::{escape, escape_path};
 use crate::store::mount::{network, refuse_sshfs};
 use crate::store::{Layout, Scope, with_suffix};
@@ -123,7 +123,7 @@ impl Root {
     fn enter_locks(&mut self, create: bool) -> Result<bool> {
         let locks = self.path.join(LOCKS);
         let opened = if create {
-            open_or_put_directory(&self.directory, LOCKS, self.inner_mode, self.ownership)
+            open_or_put(&self.directory, LOCKS, self.inner_mode, self.ownership)
         } else {
             sys::open_directory(&self.directory, LOCKS)
         };
@@ -155,8 +155,7 @@ impl Root {
         };
         match made {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                let error = Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "create the store", path);
-                Err(of_home(error, path, layout))
+                Err(of_home(Error::os(errno_of(error), "create the store", path), path, layout))
             }
             _ => Ok(()),
         }
@@ -334,11 +333,9 @@ fn refuse_open_to_all(mode: Mode, path: &Path) -> Result<()> {
     if !mode.contains(Mode::S_IWOTH) || mode.contains(Mode::S_ISVTX) {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::Denied,
-        format!("every user may rename and remove what is in {}", escape_path(path)),
-        "give it the sticky bit (chmod +t) or take the right to write from others (chmod o-w)",
-    ))
+    let what = format!("every user may rename and remove what is in {}", escape_path(path));
+    let cure = "give it the sticky bit (chmod +t) or take the right to write from others (chmod o-w)";
+    Err(Error::new(ErrorKind::Denied, what, cure))
 }
 
 /// No process sees the directory without its mark.
@@ -376,12 +373,7 @@ fn create_beside(path: &Path) -> Result<()> {
     }
 }
 
-pub(super) fn open_or_put_directory(
-    at: &OwnedFd,
-    name: &str,
-    mode: Mode,
-    ownership: Ownership,
-) -> nix::Result<OwnedFd> {
+pub(super) fn open_or_put(at: &OwnedFd, name: &str, mode: Mode, ownership: Ownership) -> nix::Result<OwnedFd> {
     match sys::open_directory(at, name) {
         Err(Errno::ENOENT) => match sys::put_directory(at, Path::new(name), mode, ownership) {
             Ok(()) | Err(Errno::EEXIST) => sys::open_directory(at, name),

@@ -21,9 +21,10 @@ use nix::{NixPath, Result};
 use rustix::fs::{Advice, RawDir, RenameFlags};
 use rustix::io::retry_on_intr;
 
+use crate::error::errno_of;
 use crate::host::file_time;
 use crate::store::directory::layout::{CLOCK, NEW};
-use crate::store::{errno_of, with_suffix};
+use crate::store::with_suffix;
 
 /// Number of system calls of this process that a file system has answered: each may wait for a server.
 static ANSWERS: AtomicU64 = AtomicU64::new(0);

@@ -24,7 +24,7 @@ use nix::sys::stat::fstat;
 use nix::unistd::{AccessFlags, faccessat, syncfs};
 
 use super::layout::{PARKED, TOKEN, WORK, is_file_name, next_version, number_of};
-use super::root::{Root, not_a_directory, open_or_put_directory};
+use super::root::{Root, not_a_directory, open_or_put};
 use super::sys::{self, Ownership};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
@@ -41,7 +41,7 @@ impl Root {
         if let Some(work) = self.work.get() {
             return Ok(work);
         }
-        let work = open_or_put_directory(&self.directory, WORK, self.inner_mode, self.ownership)?;
+        let work = open_or_put(&self.directory, WORK, self.inner_mode, self.ownership)?;
         Ok(self.work.get_or_init(|| work))
     }
 

@@ -4,12 +4,11 @@
 //! An answer is untrusted input. The parser refuses every answer that etcd never gives. Each of etcd's answers, and
 //! each key, has a revision above zero. An answer `{}` from another program therefore never means "no such key".
 
-use std::fmt;
 use std::str::FromStr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -192,26 +191,11 @@ fn token<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
 
 /// At most as many pairs as a request asks for.
 fn pairs<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pair>, D::Error> {
-    struct Bounded;
-    impl<'de> Visitor<'de> for Bounded {
-        type Value = Vec<Pair>;
-
-        fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(out, "keys, {MOST_PAIRS} at most")
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Vec<Pair>, A::Error> {
-            let mut pairs = Vec::new();
-            while let Some(pair) = all.next_element()? {
-                pairs.push(pair);
-                if pairs.len() > MOST_PAIRS {
-                    return Err(A::Error::custom(format!("more than {MOST_PAIRS} keys")));
-                }
-            }
-            Ok(pairs)
-        }
+    let pairs = Vec::<Pair>::deserialize(from)?;
+    if pairs.len() > MOST_PAIRS {
+        return Err(D::Error::custom(format!("more than {MOST_PAIRS} keys")));
     }
-    from.deserialize_seq(Bounded)
+    Ok(pairs)
 }
 
 fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {

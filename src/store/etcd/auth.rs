@@ -12,14 +12,13 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat, renameat};
 use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{UnlinkatFlags, mkdir, unlinkat};
 use sha2::{Digest, Sha256};
 
 use super::api;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, errno_of};
 use crate::name::escape_path;
 use crate::store::{Cluster, Variables, guarded};
 
@@ -149,9 +148,7 @@ impl Auth {
 }
 
 fn first_line(path: &Path) -> Result<String> {
-    let failed = |error: std::io::Error| {
-        Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "read CSALOCK_ETCD_PASSWORD_FILE", path)
-    };
+    let failed = |error: std::io::Error| Error::os(errno_of(error), "read CSALOCK_ETCD_PASSWORD_FILE", path);
     // A pipe could block and can be read only once, but several processes of csalock read the file.
     let file = File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path).map_err(failed)?;
     let found = file.metadata().map_err(failed)?;

@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::store::net::errors::{CallError, NetError, Retry};
 use crate::store::net::retry::Calls;
-use crate::store::net::{CallDeadline, Connector, Wire, is_readable};
+use crate::store::net::{Connector, Wire, is_readable};
 use crate::store::{Call, Cluster, Subscription, Variables, guarded};
 
 /// Maximum time for one server in the first round, doubled in each later round up to the largest; and its minimum.
@@ -46,21 +46,22 @@ pub(super) struct Client {
 
 type Answered<A> = std::result::Result<A, EtcdError>;
 
+#[derive(Default)]
 struct State {
     idle: Vec<Option<Connection>>,
     date: Option<Duration>,
     at: usize,
+    /// Number of times that a request of a call was sent.
+    sent: u64,
     /// Failures of the last round, for messages.
     failures: Vec<(String, EtcdError)>,
 }
 
 impl Client {
     pub(super) fn new(cluster: &Cluster, variables: &Variables<'_>, host: Arc<dyn Host>) -> Result<Client> {
-        let call_deadline = Arc::new(CallDeadline::new(host.clone()));
-        let tls = cluster.tls.then(|| tls_config(variables).map(Arc::new)).transpose()?;
+        let tls = cluster.tls.then(|| tls_config(variables)).transpose()?;
         let count = cluster.endpoints.len();
-        let connector = Connector { host: host.clone(), call_deadline, tls, lonely: count == 1 };
-        connector.look_up_names(&cluster.endpoints);
+        let connector = Connector::new(host.clone(), tls, count == 1, &cluster.endpoints);
         let at = if count > 1 { usize::from(host.random()?[0]) % count } else { 0 };
         Ok(Client {
             connector,
@@ -68,7 +69,7 @@ impl Client {
             cluster: cluster.clone(),
             calls: Calls::new(host.clone(), false),
             host,
-            state: Mutex::new(State { idle: (0..count).map(|_| None).collect(), date: None, at, failures: Vec::new() }),
+            state: Mutex::new(State { idle: (0..count).map(|_| None).collect(), at, ..State::default() }),
         })
     }
 
@@ -88,24 +89,18 @@ impl Client {
         let mut requests: Vec<HttpRequest<'_>> =
             leases.iter().map(|lease| HttpRequest::new("/v3/lease/grant", lease)).collect();
         requests.push(HttpRequest::new(path, question));
-        let mut sent = 0;
+        let sent = guarded(&self.state).sent;
         let mut most = SHARE;
         let answer = self.calls.repeat(call, |call| {
-            let answer = self.ask_any(call, &requests, most, &mut sent);
+            let answer = self.ask_any(call, &requests, most);
             most = (most * 2).min(LARGEST_SHARE);
             answer
         })?;
-        Ok((answer, sent > 1))
+        Ok((answer, guarded(&self.state).sent > sent + 1))
     }
 
     /// Sends requests to one server after the other until one answers, to each for its share of the time, `most` at most.
-    fn ask_any<A: DeserializeOwned>(
-        &self,
-        call: Call,
-        requests: &[HttpRequest<'_>],
-        most: Duration,
-        sent: &mut u32,
-    ) -> Answered<A> {
+    fn ask_any<A: DeserializeOwned>(&self, call: Call, requests: &[HttpRequest<'_>], most: Duration) -> Answered<A> {
         let mut state = guarded(&self.state);
         let count = self.cluster.endpoints.len();
         state.failures.clear();
@@ -115,7 +110,7 @@ impl Client {
             let others = u32::try_from(count - step).unwrap_or(1);
             let share = (left / others).max(LEAST_SHARE).min(most).min(left);
             let call = call.by(self.host.boottime() + share);
-            match self.ask_logged_in(call, &mut state, at, requests, sent) {
+            match self.ask_logged_in(call, &mut state, at, requests) {
                 Ok(answer) => {
                     state.at = at;
                     return Ok(answer);
@@ -139,11 +134,10 @@ impl Client {
         state: &mut State,
         at: usize,
         requests: &[HttpRequest<'_>],
-        sent: &mut u32,
     ) -> Answered<A> {
         self.connector.call_deadline.begin(call);
         let known = self.token(state, at)?;
-        *sent += 1;
+        state.sent += 1;
         let asked = self.post(state, at, requests, known.as_deref());
         let Some(old) = known else { return asked };
         match asked {
@@ -151,7 +145,7 @@ impl Client {
             Err(error) if is_login_over(&error) || error == CallError::Net(NetError::Closed) => {
                 self.login.forget(&old);
                 let new = self.token(state, at)?;
-                *sent += 1;
+                state.sent += 1;
                 self.post(state, at, requests, new.as_deref())
             }
             // etcd never answers a token of an earlier cluster. This attempt has no time left, so the next one logs in.
@@ -212,14 +206,8 @@ impl Client {
         understood(last.status, &last.body)
     }
 
-    pub(super) fn ask_one<A: DeserializeOwned>(
-        &self,
-        call: Call,
-        at: usize,
-        path: &str,
-        question: &Value,
-    ) -> Answered<A> {
-        self.ask_logged_in(call, &mut guarded(&self.state), at, &[HttpRequest::new(path, question)], &mut 0)
+    pub(super) fn ask_server<A: DeserializeOwned>(&self, call: Call, at: usize, path: &str) -> Answered<A> {
+        self.ask_logged_in(call, &mut guarded(&self.state), at, &[HttpRequest::new(path, &json!({}))])
     }
 
     pub(super) fn error(&self, failed: &EtcdError) -> Error {
@@ -242,9 +230,6 @@ impl Client {
     }
 }
 
-/// Maximum time for a watch to begin, after which it is abandoned.
-const TO_BEGIN: Duration = Duration::from_millis(500);
-
 /// Maximum length of the confirmation of a watch, in bytes.
 const LONGEST_BEGINNING: usize = 8192;
 
@@ -263,10 +248,8 @@ impl Subscription for Watch {
 impl Client {
     /// Subscribes to changes of this key: to all later changes, unless `which` specifies otherwise.
     pub(super) fn watch(&self, call: Call, key: &[u8], mut which: Value) -> Option<Box<dyn Subscription>> {
-        let call_deadline = Arc::new(CallDeadline::new(self.host.clone()));
-        call_deadline.begin(Call { until: Some(self.host.boottime() + TO_BEGIN), ..call });
         let server = self.cluster.endpoints[guarded(&self.state).at].clone();
-        let mut wire = Connector { call_deadline, ..self.connector.clone() }.dial(&server).ok()?;
+        let mut wire = self.connector.for_subscription(call).dial(&server).ok()?;
         which["key"] = encoded(key).into();
         let (mut bytes, mut said) = (Vec::new(), Vec::new());
         let request = HttpRequest::new("/v3/watch", &json!({"create_request": which}));

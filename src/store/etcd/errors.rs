@@ -143,40 +143,28 @@ fn cure(error: &EtcdError) -> &'static str {
 
 /// Every server would refuse this request.
 fn refused(code: u32, message: &str, server: &str, cluster: &Cluster) -> Error {
+    use ErrorKind::{Denied, InputOutput, System};
+    let says = |part: &str| message.contains(part);
+    let prefix = shell_quote(format!("{}/", cluster.prefix).as_bytes());
+    let grant = "give the user a role that may: etcdctl role grant-permission ROLE --prefix=true readwrite";
+    let grant = format!("{grant} {prefix}");
+    let (kind, what, cure) = if says("authentication failed") {
+        (Denied, "does not let us in", "see CSALOCK_ETCD_USER and CSALOCK_ETCD_PASSWORD or CSALOCK_ETCD_PASSWORD_FILE")
+    } else if says("user name is empty") {
+        let cure = "set CSALOCK_ETCD_USER and CSALOCK_ETCD_PASSWORD or CSALOCK_ETCD_PASSWORD_FILE";
+        (Denied, "wants to know who we are", cure)
+    } else if code == 7 || says("permission denied") {
+        (Denied, "refuses this", &grant[..])
+    } else if code == 16 {
+        (Denied, "does not know our login", "see CSALOCK_ETCD_USER, then try again")
+    } else if says("database space exceeded") {
+        let cure = "compact and defragment it, then `etcdctl alarm disarm`; see --quota-backend-bytes";
+        (InputOutput, "is full", cure)
+    } else if says("too large") || says("larger than max") {
+        (InputOutput, "takes nothing that large", "use a smaller value, or raise --max-request-bytes of etcd")
+    } else {
+        (System, "refuses this", "see its log, and whether etcd is 3.4 or later")
+    };
     let said = escape(message.trim_start_matches("etcdserver: ").as_bytes());
-    let failed = |exit, what: &str, cure: &str| Error::new(exit, format!("etcd at {server} {what}: {said}"), cure);
-    match message {
-        _ if message.contains("authentication failed") => failed(
-            ErrorKind::Denied,
-            "does not let us in",
-            "see CSALOCK_ETCD_USER and CSALOCK_ETCD_PASSWORD or CSALOCK_ETCD_PASSWORD_FILE",
-        ),
-        _ if message.contains("user name is empty") => failed(
-            ErrorKind::Denied,
-            "wants to know who we are",
-            "set CSALOCK_ETCD_USER and CSALOCK_ETCD_PASSWORD or CSALOCK_ETCD_PASSWORD_FILE",
-        ),
-        _ if code == 7 || message.contains("permission denied") => failed(
-            ErrorKind::Denied,
-            "refuses this",
-            &format!(
-                "give the user a role that may: etcdctl role grant-permission ROLE --prefix=true readwrite {}",
-                shell_quote(format!("{}/", cluster.prefix).as_bytes())
-            ),
-        ),
-        _ if code == 16 => {
-            failed(ErrorKind::Denied, "does not know our login", "see CSALOCK_ETCD_USER, then try again")
-        }
-        _ if message.contains("database space exceeded") => failed(
-            ErrorKind::InputOutput,
-            "is full",
-            "compact and defragment it, then `etcdctl alarm disarm`; see --quota-backend-bytes",
-        ),
-        _ if message.contains("too large") || message.contains("larger than max") => failed(
-            ErrorKind::InputOutput,
-            "takes nothing that large",
-            "use a smaller value, or raise --max-request-bytes of etcd",
-        ),
-        _ => failed(ErrorKind::System, "refuses this", "see its log, and whether etcd is 3.4 or later"),
-    }
+    Error::new(kind, format!("etcd at {server} {what}: {said}"), cure)
 }

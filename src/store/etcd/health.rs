@@ -46,7 +46,7 @@ pub(super) fn examine(client: &Client, call: Call) -> Vec<Finding> {
 fn of_server(client: &Client, call: Call, at: usize, versions: &mut BTreeSet<String>) -> Vec<Finding> {
     let server = &client.cluster.endpoints[at][..];
     let call = Call { until: Some(client.host.boottime() + SERVER_TIMEOUT), ..call };
-    let status: Status = match client.ask_one(call, at, "/v3/maintenance/status", &json!({})) {
+    let status: Status = match client.ask_server(call, at, "/v3/maintenance/status") {
         Ok(status) => status,
         Err(error) => {
             let error = explain(&[(server.to_string(), error)], &client.cluster);

@@ -4,12 +4,11 @@
 //! A server answers the requests on one connection one after the other, in their order. A request that only prepares
 //! another one therefore needs no round trip of its own.
 
-use std::io::{self, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bytes::{Buf, BytesMut};
 use httparse::{EMPTY_HEADER, Status, parse_chunk_size};
 use rustls::ClientConfig;
 use serde_json::Value;
@@ -28,14 +27,11 @@ const MOST_HEADERS: usize = 100;
 
 const PIECE: usize = 1 << 14;
 
-pub(super) struct Connection {
-    wire: Wire,
-    incoming: Incoming,
-}
+pub(super) struct Connection(BufReader<Wire>);
 
 impl Connection {
     pub(super) fn new(wire: Wire) -> Connection {
-        Connection { wire, incoming: Incoming::default() }
+        Connection(BufReader::with_capacity(PIECE, wire))
     }
 
     /// Sends requests, and returns their answers: at least one, and the last one that precedes the end of the connection.
@@ -48,10 +44,10 @@ impl Connection {
         // All bytes are sent at once, because small segments would wake the server several times.
         let mut bytes = Vec::new();
         requests.iter().for_each(|request| request.encode(server, token, &mut bytes));
-        self.wire.send(&bytes)?;
+        self.0.get_mut().send(&bytes)?;
         let mut answers = Vec::new();
         for _ in requests {
-            answers.push(self.incoming.answer(&mut |buffer| self.wire.read(buffer))?);
+            answers.push(read_answer(&mut self.0)?);
             if answers.last().is_some_and(|answer: &Answer| !answer.keeps_open) {
                 break;
             }
@@ -61,7 +57,7 @@ impl Connection {
 
     /// Unexpected data mean that the connection has ended.
     pub(super) fn is_idle(&self) -> bool {
-        self.incoming.0.is_empty() && !is_readable(self.wire.socket().as_fd())
+        self.0.buffer().is_empty() && !is_readable(self.0.get_ref().socket().as_fd())
     }
 }
 
@@ -101,101 +97,79 @@ enum Framing {
     EndOfConnection,
 }
 
-/// Bytes that a connection received and that belong to no answer yet.
-#[derive(Default)]
-struct Incoming(BytesMut);
-
-type Receive<'a> = dyn FnMut(&mut [u8]) -> io::Result<usize> + 'a;
-
-impl Incoming {
-    fn answer(&mut self, receive: &mut Receive<'_>) -> Result<Answer, NetError> {
-        let (framing, mut answer) = loop {
-            match head(&self.0)? {
-                Some((length, framing, answer)) => {
-                    self.0.advance(length);
-                    // An interim answer precedes the final one.
-                    if answer.status >= 200 {
-                        break (framing, answer);
-                    }
-                }
-                None => self.fill(receive, MOST_OF_HEAD)?,
-            }
-        };
-        answer.body = match framing {
-            Framing::Length(length) => self.take(length, receive)?,
-            Framing::Chunks => self.chunks(receive)?,
-            Framing::EndOfConnection => self.rest(receive)?,
-        };
-        Ok(answer)
-    }
-
-    /// Receives more bytes, unless there are `most` already. Fails at the end of the connection.
-    fn fill(&mut self, receive: &mut Receive<'_>, most: usize) -> Result<(), NetError> {
-        let length = self.0.len();
-        if length >= most {
-            return Err(NetError::TooLong);
+fn read_answer(from: &mut impl BufRead) -> Result<Answer, NetError> {
+    let (framing, mut answer) = loop {
+        let (framing, answer) = read_head(from)?;
+        // An interim answer precedes the final one.
+        if answer.status >= 200 {
+            break (framing, answer);
         }
-        self.0.resize(length + PIECE, 0);
-        let received = receive(&mut self.0[length..]);
-        self.0.truncate(length + received.as_ref().copied().unwrap_or(0));
-        if received? == 0 { Err(NetError::Closed) } else { Ok(()) }
-    }
-
-    fn take(&mut self, length: usize, receive: &mut Receive<'_>) -> Result<Vec<u8>, NetError> {
-        if length > MOST_OF_ANSWER {
-            return Err(NetError::TooLong);
-        }
-        while self.0.len() < length {
-            self.fill(receive, length)?;
-        }
-        Ok(self.0.split_to(length).into())
-    }
-
-    fn chunks(&mut self, receive: &mut Receive<'_>) -> Result<Vec<u8>, NetError> {
-        let mut body = Vec::new();
-        loop {
-            let (length, size) = loop {
-                match parse_chunk_size(&self.0).map_err(|_| strange("a chunk without a size"))? {
-                    Status::Complete(found) => break found,
-                    Status::Partial => self.fill(receive, MOST_OF_HEAD)?,
-                }
-            };
-            self.0.advance(length);
-            if size == 0 {
-                // Trailers end with an empty line, as a head does.
-                while !self.line(receive)?.is_empty() {}
-                return Ok(body);
-            }
-            let size = usize::try_from(size).unwrap_or(usize::MAX);
-            if size > MOST_OF_ANSWER - body.len() {
-                return Err(NetError::TooLong);
-            }
-            body.extend(self.take(size, receive)?);
-            if !self.line(receive)?.is_empty() {
-                return Err(strange("a chunk that is longer than its size"));
-            }
-        }
-    }
-
-    fn line(&mut self, receive: &mut Receive<'_>) -> Result<BytesMut, NetError> {
-        loop {
-            if let Some(length) = self.0.windows(2).position(|two| two == b"\r\n") {
-                let line = self.0.split_to(length);
-                self.0.advance(2);
-                return Ok(line);
-            }
-            self.fill(receive, MOST_OF_HEAD)?;
-        }
-    }
-
-    fn rest(&mut self, receive: &mut Receive<'_>) -> Result<Vec<u8>, NetError> {
-        loop {
-            match self.fill(receive, MOST_OF_ANSWER) {
-                Ok(()) => {}
-                Err(NetError::Closed) => return Ok(self.0.split().into()),
+    };
+    match framing {
+        Framing::Length(length) => read_part(from, length, &mut answer.body)?,
+        Framing::Chunks => read_chunks(from, &mut answer.body)?,
+        Framing::EndOfConnection => {
+            let ended = from.take(MOST_OF_ANSWER as u64 + 1).read_to_end(&mut answer.body).map_err(NetError::from);
+            match ended {
+                _ if answer.body.len() > MOST_OF_ANSWER => return Err(NetError::TooLong),
+                Ok(_) | Err(NetError::Closed) => {}
                 Err(error) => return Err(error),
             }
         }
+    }
+    Ok(answer)
+}
+
+/// The bytes after the head stay in the buffer.
+fn read_head(from: &mut impl BufRead) -> Result<(Framing, Answer), NetError> {
+    let mut bytes = Vec::new();
+    loop {
+        let earlier = bytes.len();
+        bytes.extend_from_slice(from.fill_buf()?);
+        if bytes.len() == earlier {
+            return Err(NetError::Closed);
+        }
+        let found = head(&bytes)?;
+        from.consume(found.as_ref().map_or(bytes.len(), |(length, ..)| *length) - earlier);
+        match found {
+            Some((_, framing, answer)) => return Ok((framing, answer)),
+            None if bytes.len() >= MOST_OF_HEAD => return Err(NetError::TooLong),
+            None => {}
+        }
+    }
+}
+
+fn read_part(from: &mut impl BufRead, length: usize, body: &mut Vec<u8>) -> Result<(), NetError> {
+    if length > MOST_OF_ANSWER - body.len() {
+        return Err(NetError::TooLong);
+    }
+    if from.take(length as u64).read_to_end(body)? < length { Err(NetError::Closed) } else { Ok(()) }
+}
+
+fn read_chunks(from: &mut impl BufRead, body: &mut Vec<u8>) -> Result<(), NetError> {
+    loop {
+        let Ok(Status::Complete((_, size))) = parse_chunk_size(&read_line(from)?) else {
+            return Err(strange("a chunk without a size"));
+        };
+        if size == 0 {
+            // Trailers end with an empty line, as a head does.
+            while read_line(from)? != b"\r\n" {}
+            return Ok(());
+        }
+        read_part(from, usize::try_from(size).unwrap_or(usize::MAX), body)?;
+        if read_line(from)? != b"\r\n" {
+            return Err(strange("a chunk that is longer than its size"));
+        }
+    }
+}
+
+/// With its end.
+fn read_line(from: &mut impl BufRead) -> Result<Vec<u8>, NetError> {
+    let mut line = Vec::new();
+    match from.take(MOST_OF_HEAD as u64).read_until(b'\n', &mut line)? {
+        MOST_OF_HEAD => Err(NetError::TooLong),
+        _ if line.ends_with(b"\n") => Ok(line),
+        _ => Err(NetError::Closed),
     }
 }
 
@@ -264,15 +238,9 @@ mod tests {
 
     /// Reads answers from a connection that delivers these bytes in pieces of this size, until the first error.
     fn answers(bytes: &[u8], piece: usize) -> (Vec<Answer>, NetError) {
-        let (mut left, mut incoming, mut answers) = (bytes, Incoming::default(), Vec::new());
+        let (mut from, mut answers) = (BufReader::with_capacity(piece, bytes), Vec::new());
         loop {
-            let answer = incoming.answer(&mut |buffer| {
-                let length = piece.min(left.len()).min(buffer.len());
-                buffer[..length].copy_from_slice(&left[..length]);
-                left = &left[length..];
-                Ok(length)
-            });
-            match answer {
+            match read_answer(&mut from) {
                 Ok(answer) => answers.push(answer),
                 Err(error) => return (answers, error),
             }

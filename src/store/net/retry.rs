@@ -5,13 +5,15 @@
 //! signals meanwhile; every other caller gets the error. A call may reach a server more than once, and every call of
 //! these stores tolerates that.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use super::errors::{CallError, Cause, Retry};
 use crate::error::Error;
 use crate::host::Host;
-use crate::store::{Call, guarded};
+use crate::store::Call;
 
 /// Maximum time of a call, and its default.
 pub(in crate::store) const PATIENCE: Duration = Duration::from_secs(10);
@@ -57,28 +59,23 @@ pub(in crate::store) struct Calls {
     host: Arc<dyn Host>,
     /// True if a server has let this process in at the start. That is no answer to a call, but repetitions may help.
     has_met: bool,
-    contact: Mutex<Contact>,
-}
-
-#[derive(Debug, Default)]
-struct Contact {
-    answers: u64,
-    silent: bool,
+    answers: AtomicU64,
+    /// True after a call that no server answered.
+    is_silent: AtomicBool,
 }
 
 impl Calls {
     pub(in crate::store) fn new(host: Arc<dyn Host>, has_met: bool) -> Calls {
-        Calls { host, has_met, contact: Mutex::default() }
+        Calls { host, has_met, answers: AtomicU64::new(0), is_silent: AtomicBool::new(false) }
     }
 
     pub(in crate::store) fn answers(&self) -> u64 {
-        guarded(&self.contact).answers
+        self.answers.load(SeqCst)
     }
 
     pub(in crate::store) fn note_answer(&self) {
-        let mut contact = guarded(&self.contact);
-        contact.answers += 1;
-        contact.silent = false;
+        self.answers.fetch_add(1, SeqCst);
+        self.is_silent.store(false, SeqCst);
     }
 
     /// Makes attempts until a server answers or the time is over. Each gets the call with its deadline.
@@ -87,7 +84,7 @@ impl Calls {
         call: Call,
         mut attempt: impl FnMut(Call) -> Result<A, CallError<C>>,
     ) -> Result<A, CallError<C>> {
-        let deadline = guarded(&self.contact).deadline(self.host.boottime(), call.until);
+        let deadline = self.deadline(self.host.boottime(), call.until);
         let mut pause = PAUSE;
         loop {
             let error = match attempt(Call { until: Some(deadline), ..call }) {
@@ -107,7 +104,7 @@ impl Calls {
                 Retry::Always => true,
             };
             if !may_help || call.is_interrupted(&*self.host) || self.host.boottime() + pause >= deadline {
-                guarded(&self.contact).silent = true;
+                self.is_silent.store(true, SeqCst);
                 return Err(error);
             }
             self.host.sleep(pause);
@@ -122,12 +119,10 @@ impl Calls {
         let is_answer = failed.retry() == Retry::Answered;
         if !is_answer && (may_pass || self.answers() > 0) { error.unreached() } else { error }
     }
-}
 
-impl Contact {
     /// Deadline of a call that begins at `now`, for a caller with the deadline `until`; all on CLOCK_BOOTTIME.
     fn deadline(&self, now: Duration, until: Option<Duration>) -> Duration {
-        let longest = if self.silent { LITTLE_PATIENCE } else { PATIENCE };
+        let longest = if self.is_silent.load(SeqCst) { LITTLE_PATIENCE } else { PATIENCE };
         let at_most = until.map_or(longest, |until| until.saturating_add(OVERTIME).saturating_sub(now));
         now + at_most.clamp(LEAST, PATIENCE)
     }
@@ -143,7 +138,8 @@ mod tests {
 
     #[test]
     fn a_call_ends_shortly_after_the_deadline_of_its_caller() {
-        let deadline = |seconds| Contact::default().deadline(NOW, Some(Duration::from_secs_f64(seconds)));
+        let calls = Calls::new(Arc::new(Fake::new(1)), false);
+        let deadline = |seconds| calls.deadline(NOW, Some(Duration::from_secs_f64(seconds)));
         assert_eq!(deadline(1003.0), NOW + Duration::from_millis(3700));
         assert_eq!(deadline(2000.0), NOW + PATIENCE);
         assert_eq!(deadline(900.0), NOW + LEAST);
@@ -156,10 +152,10 @@ mod tests {
             let error = Error::new(ErrorKind::Unavailable, "gone", "");
             calls.mark_unreached(&CallError::Server(Down(retry)), error).is_unreached()
         };
-        let deadline = || guarded(&calls.contact).deadline(NOW, None);
+        let deadline = || calls.deadline(NOW, None);
         assert_eq!(deadline(), NOW + PATIENCE);
         assert!(is_unreached(Retry::IfMetOrLater) && is_unreached(Retry::Always));
-        guarded(&calls.contact).silent = true;
+        calls.is_silent.store(true, SeqCst);
         assert_eq!(deadline(), NOW + LITTLE_PATIENCE);
         assert!(!is_unreached(Retry::IfMet) && !is_unreached(Retry::Never));
         calls.note_answer();

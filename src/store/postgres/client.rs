@@ -2,8 +2,7 @@
 //! subscribes to their channels by LISTEN. A waiter that misses a notification reads the record a while later.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -11,13 +10,10 @@ use sha2::{Digest, Sha256};
 
 use super::errors::{SqlCause, SqlError, code, ends_call, explain, is_missing, is_taken};
 use super::session::{Done, Row, Session, array, script, statement};
-use super::settings::Settings;
 use super::{Postgres, number};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::Host;
+use crate::store::net::TO_BEGIN;
 use crate::store::net::errors::{CallError, NetError};
-use crate::store::net::retry::Calls;
-use crate::store::net::{CallDeadline, Connector};
 use crate::store::{Call, Subscription, Upkeep, WriteSet, guarded};
 
 /// Maximum time of one attempt. A connection may be dead without a sign.
@@ -42,21 +38,7 @@ const LACKS_STANDBY: &str = "SELECT current_setting('synchronous_standby_names')
 const CROWD_LASTS: Duration = Duration::from_secs(5);
 
 /// Maximum time to connect before a process knows what it needs.
-const TO_CONNECT: Duration = Duration::from_secs(1);
-
-pub(super) struct Client {
-    pub(super) host: Arc<dyn Host>,
-    pub(super) connector: Connector,
-    pub(super) settings: Settings,
-    pub(super) session: Mutex<Option<Session>>,
-    pub(super) calls: Calls,
-    /// True after a commit whose answer is missing, until a later one has an answer.
-    pub(super) in_doubt: AtomicBool,
-    /// Origin of what was read first, since a flush found another one.
-    origin: Mutex<Option<Vec<u8>>>,
-    /// Time until which the result counts, and the result.
-    crowd: Mutex<Option<(Duration, bool)>>,
-}
+pub(super) const TO_CONNECT: Duration = Duration::from_secs(1);
 
 /// Makes a request that gives the server this time.
 type MakeRequest<'a> = dyn Fn(Duration) -> Done<BytesMut> + 'a;
@@ -99,61 +81,60 @@ impl Postgres {
     /// server shows a commit before that if its wait for the standby was cut short. A later commit that was answered
     /// proves that the earlier one has arrived there.
     pub(super) fn settle_doubt(&self, call: Call) -> Result<()> {
-        if !self.client.in_doubt.load(Ordering::SeqCst) {
+        if !self.in_doubt.load(Ordering::SeqCst) {
             return Ok(());
         }
         match self.call(call, FLUSH, &[]) {
             Err(error) if !is_missing(&error) => return Err(self.error(call, &error)),
-            _ => self.client.in_doubt.store(false, Ordering::SeqCst),
+            _ => self.in_doubt.store(false, Ordering::SeqCst),
         }
         Ok(())
     }
 
     pub(super) fn note_origin(&self, row: &Row, column: usize) {
         let Some(Some(origin)) = row.get(column) else { return };
-        guarded(&self.client.origin).get_or_insert_with(|| origin.clone());
+        guarded(&self.origin).get_or_insert_with(|| origin.clone());
     }
 
     /// Waits until all that this process has read stands on the synchronous standby, if there is one.
     /// Fails if another server has taken over since, which may lack some of it.
     pub(super) fn settle_reads(&self, call: Call) -> Result<()> {
-        let known = guarded(&self.client.origin).clone();
+        let known = guarded(&self.origin).clone();
         let Some(known) = known.filter(|origin| origin.ends_with(b"/")) else { return Ok(()) };
         let rows = self.query(call, FLUSH, &[])?.unwrap_or_default();
         if rows.first().and_then(|row| row.first()) == Some(&Some(known)) {
             return Ok(());
         }
-        *guarded(&self.client.origin) = None;
+        *guarded(&self.origin) = None;
         let what = format!("PostgreSQL at {}: another server has taken over", self.place);
         Err(Error::new(ErrorKind::Unavailable, what, "try again"))
     }
 
     /// If the server has few connections left, the holders need them to renew and to release their locks.
     pub(super) fn is_crowded(&self, call: Call) -> bool {
-        let now = self.client.host.boottime();
-        let known = *guarded(&self.client.crowd);
+        let now = self.host.boottime();
+        let known = *guarded(&self.crowd);
         match known {
             Some((until, is_crowded)) if now < until => is_crowded,
-            Some((_, is_crowded)) if guarded(&self.client.session).is_none() => is_crowded,
-            None if guarded(&self.client.session).is_none() => false,
+            Some((_, is_crowded)) if guarded(&self.session).is_none() => is_crowded,
+            None if guarded(&self.session).is_none() => false,
             _ => {
                 let is_crowded = self.count_connections(call).is_some_and(|(used, most)| 2 * used > most);
-                *guarded(&self.client.crowd) = Some((now + CROWD_LASTS, is_crowded));
+                *guarded(&self.crowd) = Some((now + CROWD_LASTS, is_crowded));
                 is_crowded
             }
         }
     }
 
     fn send(&self, call: Call, is_commit: bool, make: &MakeRequest<'_>) -> Done<(Vec<Row>, bool)> {
-        let client = &self.client;
         let (mut sent, mut refusal) = (0, None);
-        let rows = client.calls.repeat(call, |call| {
-            client.connector.call_deadline.begin(call.by(client.host.boottime() + SHARE));
-            client.try_once(make, &mut sent).map_err(|error| {
+        let rows = self.calls.repeat(call, |call| {
+            self.connector.call_deadline.begin(call.by(self.host.boottime() + SHARE));
+            self.try_once(make, &mut sent).map_err(|error| {
                 if ends_call(&error) {
                     return error;
                 }
-                client.in_doubt.fetch_or(sent > 0 && is_commit, Ordering::SeqCst);
+                self.in_doubt.fetch_or(sent > 0 && is_commit, Ordering::SeqCst);
                 // A server that is full says so at some attempts only.
                 if matches!(error, CallError::Server(SqlCause::Said(..))) {
                     refusal = Some(error.clone());
@@ -172,27 +153,9 @@ impl Postgres {
             _ => None,
         };
         let not_replicated = CallError::Server(SqlCause::NotReplicated);
-        let lacks_standby = patience.is_some_and(|patience| self.client.lacks_standby(call, patience));
+        let lacks_standby = patience.is_some_and(|patience| self.lacks_standby(call, patience));
         let shown = if lacks_standby { &not_replicated } else { failed };
-        self.client.calls.mark_unreached(failed, explain(shown, &self.place, &self.schema))
-    }
-}
-
-impl Client {
-    /// A trouble with the new connection shows at the first request.
-    pub(super) fn new(host: Arc<dyn Host>, connector: Connector, settings: Settings) -> Client {
-        connector.call_deadline.set(host.boottime() + TO_CONNECT);
-        let session = Session::open(&connector, &settings).ok();
-        Client {
-            calls: Calls::new(host.clone(), session.is_some()),
-            host,
-            connector,
-            settings,
-            session: Mutex::new(session),
-            in_doubt: AtomicBool::new(false),
-            origin: Mutex::default(),
-            crowd: Mutex::default(),
-        }
+        self.calls.mark_unreached(failed, explain(shown, &self.place, &self.schema))
     }
 
     /// Whether the server says within this time that its standby does not confirm commits.
@@ -200,10 +163,6 @@ impl Client {
         self.connector.call_deadline.begin(Call { until: Some(self.host.boottime() + patience), ..call });
         let rows = self.try_once(&|left| script(LACKS_STANDBY, left), &mut 0).unwrap_or_default();
         rows.first().and_then(|row| row.first()) == Some(&Some(b"t".to_vec()))
-    }
-
-    pub(super) fn is_encrypted(&self) -> bool {
-        guarded(&self.session).as_ref().is_some_and(|session| session.wire.tls.is_some())
     }
 
     /// Sends a request once. The server gives up when this client does: a server process that waits for a lock, as VACUUM
@@ -222,9 +181,6 @@ impl Client {
         done
     }
 }
-
-/// Maximum time for a subscription to begin, after which it is abandoned.
-const TO_BEGIN: Duration = Duration::from_millis(500);
 
 const NOTIFY: &str = "SELECT pg_notify(convert_from(wake, 'UTF8'), '') FROM unnest($1::bytea[]) wake";
 
@@ -261,11 +217,8 @@ impl Postgres {
         if self.is_crowded(call) {
             return None;
         }
-        let client = &self.client;
-        let call_deadline = Arc::new(CallDeadline::new(client.host.clone()));
-        call_deadline.begin(Call { until: Some(client.host.boottime() + TO_BEGIN), ..call });
-        let connector = Connector { call_deadline, ..client.connector.clone() };
-        let mut session = Session::open(&connector, &client.settings).ok()?;
+        let connector = self.connector.for_subscription(call);
+        let mut session = Session::open(&connector, &self.settings).ok()?;
         // A pooler does not know which of its servers will answer, and makes up a process.
         let rows = session.exchange(&statement("SELECT pg_backend_pid()::bigint", &[], TO_BEGIN).ok()?).ok()?;
         if rows.first().and_then(|row| number(row, 0)) != Some(i64::from(session.pid)) {

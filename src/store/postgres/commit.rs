@@ -73,7 +73,7 @@ impl Postgres {
             return Ok(CommitResult::Done(Version { number: number.unsigned_abs(), mark: 0 }));
         }
         // The first copy of a repeated transaction may have been committed.
-        let is_sure = !was_resent && !self.client.in_doubt.load(Ordering::SeqCst);
+        let is_sure = !was_resent && !self.in_doubt.load(Ordering::SeqCst);
         let Some(change) = set.change else { return Ok(CommitResult::Conflict(None)) };
         row.remove(0);
         let found = self.stored(row, change.name).ok().flatten();
@@ -109,7 +109,7 @@ impl Postgres {
 
     /// Removes old lines at random times, so that each line costs little.
     pub(super) fn prune_history(&self, call: Call, set: &WriteSet<'_>) {
-        if !set.history.is_empty() && self.client.host.random().is_ok_and(|random| random[0] < NOW_AND_THEN) {
+        if !set.history.is_empty() && self.host.random().is_ok_and(|random| random[0] < NOW_AND_THEN) {
             let limits = [set.limits.age.as_secs().min(1 << 33), set.limits.size.min(i64::MAX as u64)];
             let _ = self.call(call, PRUNE, &limits.map(|limit| limit.to_be_bytes().to_vec()));
         }

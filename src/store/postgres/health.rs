@@ -3,7 +3,7 @@
 use super::Postgres;
 use super::settings::SslMode;
 use crate::name::escape;
-use crate::store::{Call, Finding};
+use crate::store::{Call, Finding, guarded};
 
 const EXAMINE: &str = "SELECT current_setting('server_version'), current_setting('synchronous_standby_names'), \
                        current_setting('synchronous_commit'), current_setting('fsync'), \
@@ -23,11 +23,9 @@ impl Postgres {
         findings.push(if standbys.is_empty() && text(4) == "0" {
             Finding::good("commits", "on this server alone, which has no standby")
         } else if standbys.is_empty() || text(2) == "local" {
-            Finding::doubtful(
-                "commits",
-                "no synchronous standby: a failover can lose the last commits, and a lock may then be granted twice",
-                "set synchronous_standby_names, and synchronous_commit to on",
-            )
+            let what =
+                "no synchronous standby: a failover can lose the last commits, and a lock may then be granted twice";
+            Finding::doubtful("commits", what, "set synchronous_standby_names, and synchronous_commit to on")
         } else {
             Finding::good("commits", format!("wait for a synchronous standby: {standbys}"))
         });
@@ -40,13 +38,13 @@ impl Postgres {
     }
 
     fn of_transport(&self) -> Finding {
-        let settings = &self.client.settings;
+        let settings = &self.settings;
         let is_local = |host: &str| ["/", "127.", "::1", "localhost"].iter().any(|local| host.starts_with(local));
         let is_local = settings.targets.iter().all(|target| is_local(target.address.as_ref().unwrap_or(&target.host)));
         if is_local {
             return Finding::good("transport", "within this host");
         }
-        if !self.client.is_encrypted() {
+        if guarded(&self.session).as_ref().is_none_or(|session| session.wire.tls.is_none()) {
             let cure = "set ssl = on in postgresql.conf, and sslmode=verify-full";
             return Finding::doubtful("transport", "plain: a listener on the network can read all records", cure);
         }

@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::net;
 
 /// `None` if the mode excludes TLS. Fails if a needed file cannot be read.
-pub(super) fn config(settings: &Settings) -> Result<Option<Arc<ClientConfig>>> {
+pub(super) fn config(settings: &Settings) -> Result<Option<ClientConfig>> {
     if settings.mode == SslMode::Disable {
         return Ok(None);
     }
@@ -35,12 +35,12 @@ pub(super) fn config(settings: &Settings) -> Result<Option<Arc<ClientConfig>>> {
             builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
         }
     };
-    Ok(Some(Arc::new(match &settings.tls.own {
+    Ok(Some(match &settings.tls.own {
         Some((certificate, key)) => {
             net::with_client_certificate(builder, ("PGSSLCERT", certificate), ("PGSSLKEY", key))?
         }
         None => builder.with_no_client_auth(),
-    })))
+    }))
 }
 
 /// Returns the verifier of certificates, if the mode checks them. As in libpq, a given authority counts even if the mode

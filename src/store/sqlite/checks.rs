@@ -23,20 +23,13 @@ pub(super) fn check_directory(path: &Path) -> Result<()> {
     }
     let mode = Mode::from_bits_truncate(found.st_mode);
     if mode.contains(Mode::S_IWOTH) && !mode.contains(Mode::S_ISVTX) {
-        return Err(Error::new(
-            ErrorKind::Denied,
-            format!("every user may replace the database {}", escape_path(path)),
-            "give its directory the sticky bit (chmod +t) or take the right to write from others (chmod o-w)",
-        ));
+        let what = format!("every user may replace the database {}", escape_path(path));
+        let cure = "give its directory the sticky bit (chmod +t) or take the right to write from others (chmod o-w)";
+        return Err(Error::new(ErrorKind::Denied, what, cure));
     }
-    match network(statfs(directory).map_err(failed)?.filesystem_type()) {
-        Some(kind) => Err(Error::new(
-            ErrorKind::Unavailable,
-            format!("{} is on {kind}, where SQLite cannot lock its database safely", escape_path(path)),
-            "use a dir: store there, or a local directory for this one",
-        )),
-        None => Ok(()),
-    }
+    let Some(kind) = network(statfs(directory).map_err(failed)?.filesystem_type()) else { return Ok(()) };
+    let what = format!("{} is on {kind}, where SQLite cannot lock its database safely", escape_path(path));
+    Err(Error::new(ErrorKind::Unavailable, what, "use a dir: store there, or a local directory for this one"))
 }
 
 /// `false` without a file. Anything but a regular file with one name is an error.
@@ -53,11 +46,8 @@ pub(super) fn check_file(path: &Path) -> Result<bool> {
         SFlag::S_IFREG => {}
         SFlag::S_IFLNK => return denied("is a symbolic link", "links are not followed there; name the real file"),
         _ => {
-            return Err(Error::new(
-                ErrorKind::Unavailable,
-                format!("{} is not a file, so it is not a database", escape_path(path)),
-                "name a file, or use a dir: store",
-            ));
+            let what = format!("{} is not a file, so it is not a database", escape_path(path));
+            return Err(Error::new(ErrorKind::Unavailable, what, "name a file, or use a dir: store"));
         }
     }
     // Each name has a log of its own, so its users would not see the grants of others.
@@ -109,14 +99,10 @@ pub(super) fn check_mode(path: &Path, mode: u32) -> Result<()> {
         let found = lstat(&file).map_or(0, |found| found.st_mode & 0o7777);
         if found & 0o077 & !mode != 0 {
             let path = escape_path(&file);
-            return Err(Error::new(
-                ErrorKind::Denied,
-                format!("the database {path} has mode {found:04o}, which is more than {:04o}", mode & 0o777),
-                format!(
-                    "chmod {:04o} that file, or use a dir: store, where records have modes",
-                    found & (mode | 0o7700)
-                ),
-            ));
+            let what = format!("the database {path} has mode {found:04o}, which is more than {:04o}", mode & 0o777);
+            let less = found & (mode | 0o7700);
+            let cure = format!("chmod {less:04o} that file, or use a dir: store, where records have modes");
+            return Err(Error::new(ErrorKind::Denied, what, cure));
         }
     }
     Ok(())
@@ -167,11 +153,10 @@ fn foreign_journal(path: &Path, directory: &Path) -> Option<Error> {
     if !is_sticky || [0, place.st_uid, journal.st_uid].contains(&geteuid().as_raw()) {
         return None;
     }
-    Some(Error::new(
-        ErrorKind::Denied,
-        format!("user {} was killed while writing the database {}", journal.st_uid, escape_path(path)),
-        "let that user, the directory's owner or root use it once; share databases without the sticky bit (chmod -t)",
-    ))
+    let what = format!("user {} was killed while writing the database {}", journal.st_uid, escape_path(path));
+    let cure =
+        "let that user, the directory's owner or root use it once; share databases without the sticky bit (chmod -t)";
+    Some(Error::new(ErrorKind::Denied, what, cure))
 }
 
 /// The file is the whole database, without log and journal, and this user cannot create a log.
@@ -221,12 +206,8 @@ pub(super) fn without_links(path: &Path) -> PathBuf {
 }
 
 fn directory_of(path: &Path) -> Result<&Path> {
-    match (path.parent(), path.file_name()) {
-        (Some(directory), Some(_)) => Ok(directory),
-        _ => Err(Error::new(
-            ErrorKind::Unavailable,
-            format!("{} is a directory, not a database", escape_path(path)),
-            "name a file in it, or use a dir: store",
-        )),
-    }
+    path.file_name().and_then(|_| path.parent()).ok_or_else(|| {
+        let what = format!("{} is a directory, not a database", escape_path(path));
+        Error::new(ErrorKind::Unavailable, what, "name a file in it, or use a dir: store")
+    })
 }

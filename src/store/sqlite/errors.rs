@@ -108,11 +108,10 @@ pub(super) fn explain(cause: Cause, path: &Path) -> Error {
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => Error::os(Errno::ENOSPC, "write the database", path),
         Some(ErrorCode::OutOfMemory) => Error::os(Errno::ENOMEM, "use the database", path),
-        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => failed(
-            ErrorKind::Corrupt,
-            "is damaged, or no database at all",
-            "nothing was changed; check the path: name another store with --store, or move the file away",
-        ),
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
+            let cure = "nothing was changed; check the path: name another store with --store, or move the file away";
+            failed(ErrorKind::Corrupt, "is damaged, or no database at all", cure)
+        }
         Some(ErrorCode::Unknown) => failed(ErrorKind::Corrupt, "lacks what csalock put in it", MOVE_IT_AWAY),
         Some(ErrorCode::CannotOpen) if path.as_os_str().len() >= LONGEST_PATH => {
             Error::os(Errno::ENAMETOOLONG, "open the database", path)

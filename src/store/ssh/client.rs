@@ -5,20 +5,22 @@
 //! waits until those of the earlier connections have ended, so no copy of a request is carried out late.
 
 use std::ffi::OsString;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
+use serde::de::DeserializeOwned;
 
-use super::Remote;
-use super::errors::{SshError, explain};
+use super::errors::{SshCause, SshError, explain, strange};
 use super::link::Link;
 use super::wire::{Reply, WireRequest, line};
-use crate::error::{Error, Result};
+use super::{Remote, Ssh};
+use crate::error::{Error, Result, describe};
 use crate::host::Host;
 use crate::lock::HandleHash;
-use crate::store::net::errors::NetError;
+use crate::store::net::errors::{CallError, NetError};
 use crate::store::net::retry::{Calls, PATIENCE};
 use crate::store::{Call, Subscription, guarded};
 
@@ -36,26 +38,19 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Ends a connection that failed. Its server process may still carry out a request.
+    /// Ends a connection that failed. Its server process may still carry out a request. Subscriptions and forked processes
+    /// have its descriptor too, so a close alone would not end it, nor that process, for whose end a repetition waits.
     pub(super) fn lose(&mut self) {
         let Some(link) = self.link.take() else { return };
-        link.end();
+        let _ = link.socket.shutdown(Shutdown::Both);
         self.earlier.extend(link.session);
     }
 }
 
-pub(super) struct Client {
-    pub(super) host: Arc<dyn Host>,
-    pub(super) remote: Remote,
-    /// ssh(1), or the program in `CSALOCK_SSH`.
-    pub(super) program: OsString,
-    pub(super) slot: Arc<Mutex<Slot>>,
-    pub(super) calls: Calls,
-}
-
-impl Client {
+impl Ssh {
     /// An error of the new connection shows at the first request.
-    pub(super) fn new(remote: &Remote, program: OsString, host: Arc<dyn Host>) -> Client {
+    pub fn open(remote: &Remote, program: Option<OsString>, host: Arc<dyn Host>) -> Ssh {
+        let program = program.unwrap_or_else(|| "ssh".into());
         let mut slot = Slot::default();
         if let Ok(mut link) = Link::open(&program, remote, host.boottime()) {
             // One that is not connected by then is ended. It would outlive this process, and a request makes a new one.
@@ -64,16 +59,25 @@ impl Client {
         }
         let is_greeted = slot.link.as_ref().is_some_and(|link| link.session.is_some());
         let (calls, slot) = (Calls::new(host.clone(), is_greeted), Arc::new(Mutex::new(slot)));
-        Client { host, remote: remote.clone(), program, slot, calls }
+        Ssh { host, remote: remote.clone(), program, slot, calls }
     }
 
-    pub(super) fn ask(&self, call: Call, request: &WireRequest) -> Result<(u64, Reply)> {
-        let id = self.new_id()?;
-        let reply = self.calls.repeat(call, |call| self.try_once(call, id, request));
-        match reply.map_err(|failed| self.calls.mark_unreached(&failed, self.error(&failed)))? {
+    pub(super) fn ask<A: DeserializeOwned>(&self, call: Call, request: &WireRequest) -> Result<A> {
+        self.send(call, request).and_then(|(_, reply)| self.answer(reply))
+    }
+
+    fn answer<A: DeserializeOwned>(&self, reply: Reply) -> Result<A> {
+        match reply {
+            Reply::Answer(answer) => serde_json::from_value(answer).map_err(|_| self.nonsense()),
             Reply::Failed(error) => Err(error.of_server(&self.remote.url())),
-            reply => Ok((id, reply)),
+            _ => Err(self.nonsense()),
         }
+    }
+
+    fn send(&self, call: Call, request: &WireRequest) -> Result<(u64, Reply)> {
+        let id = (u128::from_ne_bytes(self.host.random()?) >> 65) as u64;
+        let reply = self.calls.repeat(call, |call| self.try_once(call, id, request));
+        reply.map(|reply| (id, reply)).map_err(|failed| self.calls.mark_unreached(&failed, self.error(&failed)))
     }
 
     fn try_once(&self, call: Call, id: u64, request: &WireRequest) -> std::result::Result<Reply, SshError> {
@@ -86,7 +90,10 @@ impl Client {
         let host = self.host.as_ref();
         let link = match &mut slot.link {
             Some(link) => link,
-            none => none.insert(Link::open(&self.program, &self.remote, host.boottime())?),
+            none => {
+                let opened = Link::open(&self.program, &self.remote, host.boottime());
+                none.insert(opened.map_err(|error| CallError::Server(SshCause::NotStarted(describe(&error))))?)
+            }
         };
         let is_new = link.session.is_none();
         // A connection that was made long ago and has not answered never will.
@@ -101,14 +108,14 @@ impl Client {
         link.ask(host, id, ask, call)
     }
 
-    /// Visits the entries of a list. Returns the last reply.
-    pub(super) fn list(
+    /// Visits the entries of a list. Returns the answer that follows them.
+    pub(super) fn list<A: DeserializeOwned>(
         &self,
         call: Call,
         request: &WireRequest,
         visit: &mut dyn FnMut(Reply) -> Result<()>,
-    ) -> Result<Reply> {
-        let (id, mut reply) = self.ask(call, request)?;
+    ) -> Result<A> {
+        let (id, mut reply) = self.send(call, request)?;
         // Requests of the visitor need another connection until the list is over.
         let Some(mut link) = guarded(&self.slot).link.take() else { return Err(self.error(&NetError::Closed.into())) };
         while matches!(reply, Reply::Entry(..) | Reply::Line(_)) {
@@ -118,18 +125,15 @@ impl Client {
             reply = link.reply(self.host.as_ref(), id, call).map_err(|error| self.error(&error))?;
         }
         guarded(&self.slot).link.get_or_insert(link);
-        match reply {
-            Reply::Failed(error) => Err(error.of_server(&self.remote.url())),
-            reply => Ok(reply),
-        }
+        self.answer(reply)
     }
 
-    pub(super) fn error(&self, error: &SshError) -> Error {
+    pub(super) fn nonsense(&self) -> Error {
+        self.error(&strange())
+    }
+
+    fn error(&self, error: &SshError) -> Error {
         explain(error, &self.remote, &self.program)
-    }
-
-    fn new_id(&self) -> Result<u64> {
-        Ok((u128::from_ne_bytes(self.host.random()?) >> 65) as u64)
     }
 }
 
@@ -147,13 +151,13 @@ pub(super) struct Subscribed {
 
 impl Subscribed {
     /// Subscribes by this request; `None` if the server does not.
-    pub(super) fn new(client: &Client, call: Call, request: &WireRequest) -> Option<Subscribed> {
-        let (id, Reply::Done) = client.ask(call, request).ok()? else { return None };
-        let guard = guarded(&client.slot);
+    pub(super) fn new(store: &Ssh, call: Call, request: &WireRequest) -> Option<Subscribed> {
+        let (id, Reply::Done) = store.send(call, request).ok()? else { return None };
+        let guard = guarded(&store.slot);
         let link = guard.link.as_ref()?;
-        let (socket, session) = (link.descriptor().ok()?, link.session?);
+        let (socket, session) = (link.socket.as_fd().try_clone_to_owned().ok()?, link.session?);
         let ready = eventfd(1, EventfdFlags::CLOEXEC).ok()?;
-        Some(Subscribed { id, session, socket, ready, slot: client.slot.clone(), host: client.host.clone() })
+        Some(Subscribed { id, session, socket, ready, slot: store.slot.clone(), host: store.host.clone() })
     }
 
     fn is_over(&self) -> bool {

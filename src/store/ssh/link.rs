@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -19,7 +18,6 @@ use serde::de::DeserializeOwned;
 use super::Remote;
 use super::errors::{SshCause, SshError, strange};
 use super::wire::{Greeting, Lines, Reply, VERSION, WireRequest, line};
-use crate::error::describe;
 use crate::host::Host;
 use crate::lock::HandleHash;
 use crate::signals;
@@ -40,7 +38,7 @@ pub(super) struct Link {
     stderr: Option<ChildStderr>,
     /// End of what ssh printed on its standard error.
     printed: Vec<u8>,
-    socket: UnixStream,
+    pub(super) socket: UnixStream,
     /// Start of ssh(1), on CLOCK_BOOTTIME.
     pub(super) since: Duration,
     lines: Lines,
@@ -51,11 +49,7 @@ pub(super) struct Link {
 
 impl Link {
     /// Starts ssh(1). Its process group is its own, so that signals from the terminal do not end it before a release.
-    pub(super) fn open(program: &OsStr, remote: &Remote, now: Duration) -> Result<Link, SshError> {
-        Link::start(program, remote, now).map_err(|error| CallError::Server(SshCause::NotStarted(describe(&error))))
-    }
-
-    fn start(program: &OsStr, remote: &Remote, now: Duration) -> io::Result<Link> {
+    pub(super) fn open(program: &OsStr, remote: &Remote, now: Duration) -> io::Result<Link> {
         let (socket, theirs) = UnixStream::pair()?;
         socket.set_nonblocking(true)?;
         let mut command = Command::new(program);
@@ -239,16 +233,6 @@ impl Link {
             let _ = ppoll(&mut polled, Some(TimeSpec::from_duration(Duration::from_millis(20))), None);
         }
         CallError::Server(SshCause::ended(&String::from_utf8_lossy(&self.printed), status, self.session.is_some()))
-    }
-
-    /// Ends the connection. Subscriptions and forked processes have its descriptor too, so a close alone would not end it,
-    /// nor the server process, for whose end a repeated request waits.
-    pub(super) fn end(&self) {
-        let _ = self.socket.shutdown(Shutdown::Both);
-    }
-
-    pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
-        self.socket.as_fd().try_clone_to_owned()
     }
 }
 
