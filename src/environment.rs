@@ -46,7 +46,6 @@ const OF_A_LOCK: [&str; 7] = [
 ];
 
 /// Read once, at the start of the process.
-#[derive(Debug, Clone)]
 pub struct Environment {
     /// `CSALOCK_STORE`
     pub store: Option<OsString>,
@@ -211,7 +210,7 @@ fn parsed<T>(name: &str, parse: impl Fn(&str) -> std::result::Result<T, (String,
     let Some(text) = set(name) else { return Ok(None) };
     parse(&text.to_string_lossy()).map(Some).map_err(|(why, hint)| {
         let what = format!("{name} is \"{}\", which {why}", escape(text.as_bytes()));
-        Error::new(ErrorKind::InvalidInput, what, hint)
+        Error::invalid(what, hint)
     })
 }
 

@@ -82,6 +82,10 @@ impl Error {
         Error { kind, message: what.into(), hint: cure.into(), unreadable: None, is_unreached: false, is_own: false }
     }
 
+    pub(crate) fn invalid(what: impl Into<String>, cure: impl Into<String>) -> Error {
+        Error::new(ErrorKind::InvalidInput, what, cure)
+    }
+
     pub(crate) fn corrupt(what: impl Into<String>) -> Error {
         let cure = "nothing was changed; see who wrote it, then `csalock unlock --force NAME` removes it";
         Error::new(ErrorKind::Corrupt, what, cure)

@@ -94,7 +94,7 @@ impl LockRequest {
         } else {
             return Ok(());
         };
-        Err(Error::new(ErrorKind::InvalidInput, what, hint))
+        Err(Error::invalid(what, hint))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{IsTerminal, Read, StdoutLock, Write};
+use std::io::{IsTerminal, Read, Write};
 use std::ops::Deref;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -237,7 +237,7 @@ fn given_proof(text: &str) -> Result<HandleHash> {
     let hint = "a handle is the 32 hex digits that `csalock lock --print-handle` printed";
     let Some(path) = text.strip_prefix('@') else {
         let what = || format!("\"{}\" is not a handle", escape(text.as_bytes()));
-        return proof_of(text).ok_or_else(|| Error::new(ErrorKind::InvalidInput, what(), hint));
+        return proof_of(text).ok_or_else(|| Error::invalid(what(), hint));
     };
     let shown = escape(path.as_bytes());
     let mut content = String::new();
@@ -247,8 +247,7 @@ fn given_proof(text: &str) -> Result<HandleHash> {
             let what = format!("cannot read the handle from {shown}: {error}");
             Err(Error::new(ErrorKind::InputOutput, what, "name a readable file after the @"))
         }
-        _ => proof_of(&content)
-            .ok_or_else(|| Error::new(ErrorKind::InvalidInput, format!("there is no handle in {shown}"), hint)),
+        _ => proof_of(&content).ok_or_else(|| Error::invalid(format!("there is no handle in {shown}"), hint)),
     }
 }
 
@@ -316,30 +315,13 @@ pub(super) fn print_before(context: &Context, until: Duration, text: &str) -> an
 }
 
 pub(super) fn print(result: impl AsRef<[u8]>) -> anyhow::Result<()> {
-    let mut stdout = Stdout::lock();
-    stdout.write_all(result.as_ref()).and_then(|()| stdout.flush()).context("cannot write to stdout")
-}
-
-/// Stdout, which takes nothing if it was closed at the start. Descriptor 1 is /dev/null then, and would lose the result.
-pub(super) struct Stdout(StdoutLock<'static>);
-
-impl Stdout {
-    pub(super) fn lock() -> Stdout {
-        Stdout(std::io::stdout().lock())
-    }
-}
-
-impl Write for Stdout {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if signals::was_closed(1) {
-            return Err(std::io::Error::other("it is closed"));
-        }
-        self.0.write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.0.flush()
-    }
+    let mut stdout = std::io::stdout().lock();
+    // If it was closed at the start, descriptor 1 is /dev/null, and would lose the result.
+    let written = match signals::was_closed(1) {
+        true => Err(std::io::Error::other("it is closed")),
+        false => stdout.write_all(result.as_ref()).and_then(|()| stdout.flush()),
+    };
+    written.context("cannot write to stdout")
 }
 
 /// The documents of a call with `--json`. They are printed as one list.

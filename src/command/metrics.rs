@@ -22,9 +22,7 @@ use crate::report::Metrics;
 pub(super) fn run(context: &Context, options: &Options) -> anyhow::Result<Exit> {
     if context.common.json {
         let what = "metrics has one format, the text format of Prometheus";
-        return Err(
-            Error::new(ErrorKind::InvalidInput, what, "leave out --json, or use `csalock status --json`").into()
-        );
+        return Err(Error::invalid(what, "leave out --json, or use `csalock status --json`").into());
     }
     Environment::history()?;
     let location = context.store()?;

@@ -70,7 +70,6 @@ pub(crate) struct RefusedLock<'a> {
 }
 
 /// Hints name options, or variables for a caller without options.
-#[derive(Debug)]
 pub(crate) struct SettingNames {
     timeout: &'static str,
     handle: &'static str,

@@ -21,7 +21,6 @@ const HOST: usize = 4;
 const MARGIN: usize = 9;
 
 /// A row for each lock.
-#[derive(Debug, Clone)]
 pub(crate) struct LockTable {
     table: Table,
     style: OutputStyle,

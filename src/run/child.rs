@@ -280,7 +280,7 @@ pub fn supervise_in_child(is_tree: bool, signals: &Signals) -> Result<Option<Exi
 }
 
 fn exit_of_signal(signal: i32) -> Exit {
-    if signals::is_common(signal) { Exit::Signal(signal) } else { Exit::signalled(signal) }
+    if signals::COMMON.contains(&signal) { Exit::Signal(signal) } else { Exit::signalled(signal) }
 }
 
 pub(super) fn in_spite_of_signals<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {

@@ -183,7 +183,7 @@ pub(super) fn check_zone(options: &Run) -> Result<()> {
         return Ok(());
     }
     let what = format!("--once-per: {} says {}, which is not an installed time zone", zone.source, zone.name);
-    Err(Error::new(ErrorKind::InvalidInput, what, "install tzdata, or set TZ right, alike on all hosts"))
+    Err(Error::invalid(what, "install tzdata, or set TZ right, alike on all hosts"))
 }
 
 fn millis(span: Duration) -> u64 {
