@@ -10,7 +10,7 @@ use super::context::{Context, print};
 use super::{lock, unlock};
 use crate::cli::{Common, Lock, Taking, Unlock, Waiting};
 use crate::duration::{Limit, parse_timeout};
-use crate::environment::Environment;
+use crate::environment;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::name::shell_quote;
@@ -43,7 +43,7 @@ pub(super) fn run(function: &str, files: Vec<OsString>) -> anyhow::Result<Exit> 
     let names = paths(function, files)?;
     match function {
         "csaLock" => {
-            let timeout = Environment::variable("CSALOCK_TIMEOUT").as_deref().map(timeout).transpose()?;
+            let timeout = environment::variable("CSALOCK_TIMEOUT").as_deref().map(timeout).transpose()?;
             let waiting = Waiting { timeout, ..Waiting::default() };
             lock::lock_as_csa(
                 context,

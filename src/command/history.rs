@@ -7,7 +7,7 @@ use super::context::{Context, print, print_json};
 use super::status::output_style;
 use crate::cli::History;
 use crate::engine::{Engine, LockStatus};
-use crate::environment::Environment;
+use crate::environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::glob;
@@ -24,7 +24,7 @@ const LINES: usize = 50;
 pub(super) struct Filter(Vec<Vec<u8>>);
 
 pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> {
-    Environment::history()?;
+    environment::history()?;
     let location = context.store()?;
     let wanted = Filter::of(context, &options.names)?;
     let engine = context.engine(&location)?;

@@ -23,7 +23,7 @@ pub(super) fn run(context: &Context, options: &Serve) -> anyhow::Result<Exit> {
         let what = "serve: standard input is a terminal, not a client";
         return Err(Error::invalid(what, "use the store ssh://HOST/PATH on another host").into());
     }
-    let location = Location::parse(&options.directory, &context.environment.current)?;
+    let location = Location::parse(&options.directory, &context.current)?;
     serve(open(context, &location), context.host.as_ref())?;
     Ok(Exit::Done)
 }

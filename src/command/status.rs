@@ -12,7 +12,7 @@ use self::select::{Selected, nothing_to_show, select, stores};
 use super::context::{Context, print};
 use crate::cli::{Common, Status};
 use crate::engine::{Engine, LockRef, LockStatus};
-use crate::environment::Environment;
+use crate::environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::{escape, is_directory, is_path, shell_quote};
@@ -72,7 +72,7 @@ impl<'a> Page<'a> {
             _ if self.found > 0 => {}
             [] => {
                 let store = self.context.store()?;
-                let other = Environment::store_without_xdg(&store).filter(|other| !other.is_missing());
+                let other = environment::store_without_xdg(&store).filter(|other| !other.is_missing());
                 let other = other.map_or(String::new(), |other| {
                     let other = escape(other.url().as_encoded_bytes());
                     format!("; without XDG_STATE_HOME, as in cron, the store is {other}, so set CSALOCK_STORE in both")

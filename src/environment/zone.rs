@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use jiff::tz::TimeZone;
 
-use super::{set, variable};
+use super::{raw, variable};
 use crate::name::escape;
 
 const LOCAL: &str = "/etc/localtime";
@@ -35,8 +35,8 @@ impl LocalZone {
     /// The first call reads a file.
     pub fn of_this_process() -> &'static LocalZone {
         static ZONE: OnceLock<LocalZone> = OnceLock::new();
-        ZONE.get_or_init(|| match variable("TZ") {
-            Some(text) => of_variable(&text, &set("TZDIR").map_or_else(|| PathBuf::from(ZONES), PathBuf::from)),
+        ZONE.get_or_init(|| match raw("TZ") {
+            Some(text) => of_variable(&text, &variable("TZDIR").map_or_else(|| PathBuf::from(ZONES), PathBuf::from)),
             None => of_machine(Path::new(LOCAL)),
         })
     }

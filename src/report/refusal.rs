@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::{FileLocks, Reporter};
 use crate::engine::LockRef;
-use crate::environment::Environment;
+use crate::environment;
 use crate::error::{Error, ErrorKind};
 use crate::lock::{Edge, EndedGrant, Grant, NotHolder, Refusal, Successor, Value, WriteRefusal};
 use crate::name::{escape, shell_quote};
@@ -349,8 +349,7 @@ pub(crate) fn describe_value(value: &Value) -> String {
 pub(crate) fn name_and_store(LockRef { location, name, display_name, .. }: &LockRef) -> String {
     let shown = escape(display_name);
     let is_beside_file = location.is_beside() && name != display_name;
-    if is_beside_file || Environment::of_this_process().default_store().is_ok_and(|store| store.url() == location.url())
-    {
+    if is_beside_file || environment::default_store().is_ok_and(|store| store.url() == location.url()) {
         return shown;
     }
     format!("{shown} in store {}", escape(location.url().as_bytes()))
