@@ -4,7 +4,7 @@
 
 mod zone;
 
-pub use zone::{LocalZone, local_zone};
+pub use zone::LocalZone;
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, OsStr, OsString, c_char};

@@ -44,12 +44,11 @@ impl LocalZone {
     pub fn is_installed(&self) -> bool {
         self.rules.is_some()
     }
-}
 
-/// UTC if the local zone is not installed.
-pub fn local_zone() -> &'static TimeZone {
-    static UTC: TimeZone = TimeZone::UTC;
-    LocalZone::of_this_process().rules.as_ref().unwrap_or(&UTC)
+    /// UTC if the zone is not installed.
+    pub fn rules(&self) -> TimeZone {
+        self.rules.clone().unwrap_or(TimeZone::UTC)
+    }
 }
 
 fn of_variable(text: &OsStr, zones: &Path) -> LocalZone {

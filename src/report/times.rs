@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan, ZonedDateTime};
 
 use crate::duration::{parse_duration, timestamp};
-use crate::environment::local_zone;
+use crate::environment::LocalZone;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Zone {
@@ -16,16 +16,15 @@ pub(crate) enum Zone {
 }
 
 impl Zone {
-    fn rules(self) -> &'static TimeZone {
-        static UTC: TimeZone = TimeZone::UTC;
+    fn rules(self) -> TimeZone {
         match self {
-            Zone::Local => local_zone(),
-            Zone::Utc => &UTC,
+            Zone::Local => LocalZone::of_this_process().rules(),
+            Zone::Utc => TimeZone::UTC,
         }
     }
 
     fn at(self, time: Duration) -> ZonedDateTime {
-        timestamp(time).to_zoned_datetime(self.rules().clone())
+        timestamp(time).to_zoned_datetime(self.rules())
     }
 
     /// `2026-11-21 02:13:05 CET`.
@@ -167,7 +166,7 @@ pub(crate) fn millis_of(at: DateTime, zone: &TimeZone) -> u64 {
 }
 
 fn span_of(date: Date, clock: Option<(Time, u64)>, zone: Zone) -> (u64, u64) {
-    let millis = |at: DateTime| millis_of(at, zone.rules());
+    let millis = |at: DateTime| millis_of(at, &zone.rules());
     let Some((time, length)) = clock else {
         let start = date.to_datetime(Time::midnight());
         return (millis(start), millis(start.saturating_add(1.day())).saturating_sub(1));
