@@ -1,6 +1,7 @@
 //! The common basis of the commands: environment, host, store, caller, and the output of results.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{IsTerminal, Read, Write};
 use std::ops::Deref;
@@ -15,10 +16,11 @@ pub(super) use crate::engine::LockRef;
 use crate::engine::{self, Engine, LockSet, WaitPolicy};
 use crate::environment;
 use crate::error::{Error, ErrorKind, Result};
+use crate::exit::Exit;
 use crate::host::{ThisProcess, new_owner};
 use crate::lock::{Credentials, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId};
 use crate::name::{self, escape};
-use crate::report::{Document, SettingNames, indented, json};
+use crate::report::{Document, RefusalReport, Reporter, SettingNames, indented, json};
 use crate::signals;
 use crate::store::{Call, Location, refuse_file_mounted_alone};
 use crate::terminal;
@@ -242,15 +244,13 @@ fn given_proof(text: &str) -> Result<HandleHash> {
         return proof_of(text).ok_or_else(|| Error::invalid(what(), hint));
     };
     let shown = escape(path.as_bytes());
-    let mut content = String::new();
-    let read = File::open(path).and_then(|file| file.take(MOST_HANDLE).read_to_string(&mut content));
-    match read {
-        Err(error) if error.kind() != std::io::ErrorKind::InvalidData => {
-            let what = format!("cannot read the handle from {shown}: {error}");
-            Err(Error::new(ErrorKind::InputOutput, what, "name a readable file after the @"))
-        }
-        _ => proof_of(&content).ok_or_else(|| Error::invalid(format!("there is no handle in {shown}"), hint)),
-    }
+    let mut content = Vec::new();
+    File::open(path).and_then(|file| file.take(MOST_HANDLE).read_to_end(&mut content)).map_err(|error| {
+        let what = format!("cannot read the handle from {shown}: {error}");
+        Error::new(ErrorKind::InputOutput, what, "name a readable file after the @")
+    })?;
+    proof_of(&String::from_utf8_lossy(&content))
+        .ok_or_else(|| Error::invalid(format!("there is no handle in {shown}"), hint))
 }
 
 fn proof_of(handle: &str) -> Option<HandleHash> {
@@ -269,6 +269,26 @@ impl Common {
         if !self.quiet {
             eprint_line(text);
         }
+    }
+
+    /// Prints a message for people. With `--json` the document says the same.
+    pub(super) fn note_unless_json(&self, message: &impl Display) {
+        if !self.json {
+            self.note(&message.to_string());
+        }
+    }
+
+    pub(super) fn refuse(
+        &self,
+        refusal: &RefusalReport,
+        exit: Exit,
+        reporter: Option<&Reporter<'_>>,
+    ) -> anyhow::Result<Exit> {
+        match self.json {
+            true => print_json(&refusal.json(exit, reporter))?,
+            false => self.note(&refusal.to_string()),
+        }
+        Ok(exit)
     }
 }
 
@@ -327,29 +347,26 @@ pub(super) fn print(result: impl AsRef<[u8]>) -> anyhow::Result<()> {
 }
 
 /// The documents of a call with `--json`. They are printed as one list.
-pub(super) struct Documents {
-    wanted: bool,
-    list: Vec<Document>,
-}
+pub(super) struct Documents(Option<Vec<Document>>);
 
 impl Documents {
     pub(super) fn of(common: &Common) -> Documents {
-        Documents { wanted: common.json, list: Vec::new() }
+        Documents(common.json.then(Vec::new))
     }
 
     /// Without `--json` no document is made, because it may need files in /proc.
     pub(super) fn add(&mut self, document: impl FnOnce() -> Document) {
-        if self.wanted {
-            self.list.push(document());
+        if let Some(list) = &mut self.0 {
+            list.push(document());
         }
     }
 
     pub(super) fn are_empty(&self) -> bool {
-        self.list.is_empty()
+        self.0.as_ref().is_none_or(Vec::is_empty)
     }
 
     pub(super) fn print(&self) -> anyhow::Result<()> {
-        if self.wanted { print_json(&self.list) } else { Ok(()) }
+        self.0.as_ref().map_or(Ok(()), print_json)
     }
 }
 

@@ -51,9 +51,7 @@ impl From<&Error> for RefusalReport {
 
 impl fmt::Display for RefusalReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.message)?;
-        let separator = if self.hint.is_empty() { "" } else { "; " };
-        write!(formatter, "{separator}{}", self.hint)
+        Error::new(self.kind, &self.message, &self.hint).fmt(formatter)
     }
 }
 
