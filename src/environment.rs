@@ -144,22 +144,15 @@ pub fn store_without_xdg(used: &Location) -> Option<Location> {
     state_in_home().map(|state| default_store_in(&state)).filter(|other| other != used)
 }
 
-pub fn store_of_root() -> Location {
-    default_store_in(Path::new(STATE_OF_ROOT))
-}
-
-/// URLs of further stores that this machine uses.
-pub fn other_stores() -> Vec<OsString> {
-    let urls = variable("CSALOCK_STORES").unwrap_or_default();
-    let words = urls.as_bytes().split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
-    words.map(|word| OsStr::from_bytes(word).to_os_string()).collect()
-}
-
-/// Empty unless this is root.
-pub fn stores_of_users() -> Vec<Location> {
+/// The stores of root and, if this is root, of all users, and further ones that `CSALOCK_STORES` names.
+pub fn other_stores(current: &CurrentDirectory) -> Vec<Result<Location>> {
     let homes = if geteuid().is_root() { homes() } else { BTreeSet::new() };
-    let stores = homes.iter().map(|home| home.join(STATE_IN_HOME)).filter(|state| state.join("csalock").is_dir());
-    stores.map(|state| default_store_in(&state)).collect()
+    let states = homes.iter().map(|home| home.join(STATE_IN_HOME)).filter(|state| state.join("csalock").is_dir());
+    let urls = variable("CSALOCK_STORES").unwrap_or_default();
+    let urls = urls.as_bytes().split(u8::is_ascii_whitespace).filter(|url| !url.is_empty());
+    let named = urls.map(|url| Location::parse(OsStr::from_bytes(url), current));
+    let states = std::iter::once(PathBuf::from(STATE_OF_ROOT)).chain(states);
+    states.map(|state| Ok(default_store_in(&state))).chain(named).collect()
 }
 
 /// The value of this variable, `None` if it is not set. `parse` fails with the problem and the next step.

@@ -53,7 +53,9 @@ impl LockTable {
         self.waiters += waiting(status);
         let name = escape(name);
         let waiters = waiting(status).to_string();
-        let holders = shown_holders(status);
+        // The first stands for all. Those that ended without a release count if no grant holds the lock any more.
+        let (held, ended): (Vec<_>, Vec<_>) = holders(status).into_iter().partition(|(_, standing)| standing.holds());
+        let holders = if held.is_empty() { ended } else { held };
         let Some(first) = holders.first() else {
             let value = status.record.value.as_ref();
             let value = value.map_or("-".to_string(), |value| format!("(value: {})", shown_value(value)));
@@ -125,12 +127,6 @@ fn state_colour(state: &str) -> &'static str {
 pub(super) fn shown_value(value: &Value) -> String {
     let mode = value.mode.map(|mode| format!(", mode {mode:04o}")).unwrap_or_default();
     format!("{}{mode}", describe_value(value))
-}
-
-/// The first stands for all in the row. Those that ended without a release count if no grant holds the lock any more.
-fn shown_holders(status: &LockStatus) -> Vec<Holder<'_>> {
-    let (held, ended): (Vec<_>, Vec<_>) = holders(status).into_iter().partition(|(_, standing)| standing.holds());
-    if held.is_empty() { ended } else { held }
 }
 
 /// `held`, `shared` or `2/3`; a question mark means unknown liveness; a word follows if the holder is dead or stopped.

@@ -70,11 +70,9 @@ pub(super) fn select(
 
 /// The stores of `--all-stores`, each once, or why one is unknown.
 pub(super) fn stores(context: &Context) -> Vec<Result<Location>> {
-    let others = environment::other_stores().into_iter().map(|url| Location::parse(&url, &context.current));
-    let own = [context.store(), environment::default_store(), Ok(environment::store_of_root())];
-    let users = environment::stores_of_users().into_iter().map(Ok);
+    let own = [context.store(), environment::default_store()];
     let mut stores: Vec<Result<Location>> = Vec::new();
-    for store in own.into_iter().chain(users).chain(others) {
+    for store in own.into_iter().chain(environment::other_stores(&context.current)) {
         let url = |store: &Result<Location>| store.as_ref().map(Location::url).map_err(Clone::clone);
         if stores.iter().all(|known| url(known) != url(&store)) {
             stores.push(store);
