@@ -204,15 +204,13 @@ struct RunCall<'a> {
     process: ProcessId,
 }
 
-struct Held {
-    grants: Vec<Grant>,
-    files: Vec<Flock>,
-}
+/// Grants, and the files that `--flock` and `--fcntl` have locked.
+type Held = (Vec<Grant>, Vec<Flock>);
 
 fn run_supervised(call: &RunCall<'_>, child: SleepingChild<'_>, opened: &OpenLockSet<'_>) -> anyhow::Result<Exit> {
     let tell = |message: &Notice<'_>| call.context.common.note(&notice(call.guarded.locks, message));
     let supervisor = Supervisor::new(call.guarded, opened, &tell)?;
-    let Held { grants, files } = match call.acquire(opened, Some(&child), supervisor.wake_socket.as_ref())? {
+    let (grants, files) = match call.acquire(opened, Some(&child), supervisor.wake_socket.as_ref())? {
         ControlFlow::Continue(held) => held,
         ControlFlow::Break(exit) => return Ok(exit),
     };
@@ -230,7 +228,7 @@ fn run_supervised(call: &RunCall<'_>, child: SleepingChild<'_>, opened: &OpenLoc
 fn run_in_place(call: &RunCall<'_>, opened: &OpenLockSet<'_>, variables: &[CString]) -> anyhow::Result<Exit> {
     let proof = call.guarded.handle.proof();
     let wake_socket = call.flock_compat.and_then(|_| WakeSocket::new(WakeAddress::Supervisor(&proof)));
-    let Held { grants, files } = match call.acquire(opened, None, wake_socket.as_ref())? {
+    let (grants, files) = match call.acquire(opened, None, wake_socket.as_ref())? {
         ControlFlow::Continue(held) => held,
         ControlFlow::Break(exit) => return Ok(exit),
     };
@@ -316,7 +314,7 @@ impl RunCall<'_> {
                 None => return Ok(ControlFlow::Break(self.interrupted(events.0)?)),
             }
         }
-        Ok(ControlFlow::Continue(Held { grants, files }))
+        Ok(ControlFlow::Continue((grants, files)))
     }
 
     fn acquisition<'b>(&'b self, child: Option<&'b SleepingChild<'_>>, lease: Option<Duration>) -> Acquisition<'b> {

@@ -19,7 +19,6 @@ const HOST: usize = 4;
 /// Width of the names of the facts, with the blanks that follow.
 const MARGIN: usize = 9;
 
-/// A row for each lock.
 pub(crate) struct LockTable {
     table: Table,
     style: OutputStyle,
@@ -93,7 +92,6 @@ impl LockTable {
         self.table.len()
     }
 
-    /// The header and the rows.
     pub(crate) fn lines(&self) -> (String, impl Iterator<Item = String>) {
         let is_obvious = self.style.width.is_some() && !self.has_other_host;
         self.table.lines(is_obvious.then_some(HOST))

@@ -27,37 +27,30 @@ impl Zone {
         timestamp(time).to_zoned_datetime(self.rules())
     }
 
+    /// The format is that of strftime(3).
+    pub(crate) fn format(self, time: Duration, format: &str) -> String {
+        self.at(time).strftime(format).to_string()
+    }
+
     /// `2026-11-21 02:13:05 CET`.
     pub(crate) fn full(self, time: Duration) -> String {
-        self.at(time).strftime("%F %T %Z").to_string()
+        self.format(time, "%F %T %Z")
     }
 
     /// RFC 3339, with the offset from UTC: `2026-11-21T02:13:05+01:00`.
     pub(crate) fn word(self, time: Duration) -> String {
-        let format = if self == Zone::Utc { "%FT%TZ" } else { "%FT%T%:z" };
-        self.at(time).strftime(format).to_string()
+        self.format(time, if self == Zone::Utc { "%FT%TZ" } else { "%FT%T%:z" })
     }
 
     /// Leaves out the parts of the date that it shares with `now`: `02:13:05`, `11-20 02:13:05`.
     pub(crate) fn brief(self, time: Duration, now: Duration) -> String {
-        let at = self.at(time);
-        let now = self.at(now);
-        let format = match at.date() {
-            date if date == now.date() => "%T",
-            date if date.year() == now.year() => "%m-%d %T",
+        let today = self.at(now).date();
+        let format = match self.at(time).date() {
+            date if date == today => "%T",
+            date if date.year() == today.year() => "%m-%d %T",
             _ => "%F %T",
         };
-        at.strftime(format).to_string()
-    }
-
-    /// `+01:00`.
-    pub(crate) fn offset(self, time: Duration) -> String {
-        self.at(time).strftime("%:z").to_string()
-    }
-
-    /// `CET`, `UTC`, `-03`.
-    pub(crate) fn name(self, time: Duration) -> String {
-        self.at(time).strftime("%Z").to_string()
+        self.format(time, format)
     }
 }
 
