@@ -338,10 +338,11 @@ pub(super) fn print_before(context: &Context, until: Duration, text: &str) -> an
 
 pub(super) fn print(result: impl AsRef<[u8]>) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
+    let result = result.as_ref();
     // If it was closed at the start, descriptor 1 is /dev/null, and would lose the result.
-    let written = match signals::was_closed(1) {
+    let written = match signals::was_closed(1) && !result.is_empty() {
         true => Err(std::io::Error::other("it is closed")),
-        false => stdout.write_all(result.as_ref()).and_then(|()| stdout.flush()),
+        false => stdout.write_all(result).and_then(|()| stdout.flush()),
     };
     written.context("cannot write to stdout")
 }
