@@ -110,7 +110,8 @@ impl Cli {
             let is_run = command.get_name() == "run";
             general_last(command).mut_args(|argument| {
                 let id = argument.get_id().as_str();
-                let (is_useless, is_rare) = (useless.contains(&id), is_run && !OFTEN.contains(&id));
+                let (is_useless, is_rare) =
+                    (useless.contains(&id), is_run && !OFTEN.split(' ').any(|often| often == id));
                 argument.hide(is_useless).hide_short_help(is_rare)
             })
         })

@@ -22,16 +22,15 @@ mod value;
 mod wait_progress;
 
 use std::ffi::OsString;
-use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
 use std::slice::from_ref;
 use std::time::Duration;
 
-use self::context::{Context, eprint_line, json_line, print_before, print_json};
-use crate::cli::{Cli, Command, Common, Waiting};
+use self::context::{Context, eprint_line, json_line, print_before};
+use crate::cli::{Cli, Command, Waiting};
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
-use crate::report::{RefusalReport, Reporter};
+use crate::report::RefusalReport;
 use crate::{cli, signals};
 
 /// Runs the program: reads the arguments, of which the first is the program's name, executes the command, prints the
@@ -77,7 +76,7 @@ fn execute(context: &Context, command: &Command) -> anyhow::Result<Exit> {
 fn report_failure(context: &Context, command: &Command, error: &anyhow::Error) -> Exit {
     // A store that was locked until the timeout counts as a busy lock.
     let (names, waiting) = names_and_waiting(command);
-    let exit = waiting.map_or_else(|| exit_of(error), |waiting| waiting.exit(kind_of(error)));
+    let exit = waiting.map_or_else(|| kind_of(error).into(), |waiting| waiting.exit(kind_of(error)));
     let has_documents =
         !matches!(command, Command::Run(_) | Command::Serve(_) | Command::Man(_) | Command::Completions(_));
     if !(has_documents && context.common.json) || print_document(context, names, error, exit).is_err() {
@@ -126,28 +125,11 @@ fn names_and_waiting(command: &Command) -> (&[OsString], Option<&Waiting>) {
     }
 }
 
-impl Common {
-    fn refuse(&self, refusal: &RefusalReport, exit: Exit, reporter: Option<&Reporter<'_>>) -> anyhow::Result<Exit> {
-        match self.json {
-            true => print_json(&refusal.json(exit, reporter))?,
-            false => self.note(&refusal.to_string()),
-        }
-        Ok(exit)
-    }
-
-    /// Prints a message for people. With `--json` the document says the same.
-    fn note_unless_json(&self, message: &impl Display) {
-        if !self.json {
-            self.note(&message.to_string());
-        }
-    }
-}
-
 /// Reports a failure, and ends the process by the signal that ended the command.
 fn end(done: anyhow::Result<Exit>) -> Exit {
     let exit = done.unwrap_or_else(|error| {
         eprint_line(&format!("{error:#}"));
-        exit_of(&error)
+        kind_of(&error).into()
     });
     if let Exit::Signal(signal) = exit {
         signals::reraise(signal);
@@ -162,10 +144,6 @@ fn end_with_reader(error: anyhow::Error) -> anyhow::Result<Exit> {
         true => Ok(Exit::Signal(nix::libc::SIGPIPE)),
         false => Err(error),
     }
-}
-
-fn exit_of(error: &anyhow::Error) -> Exit {
-    kind_of(error).into()
 }
 
 /// The first cause in the chain that has a kind decides.

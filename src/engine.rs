@@ -31,7 +31,7 @@ pub use lock_set::{LockRef, LockSet, OpenLockSet, Released};
 pub use values::{ValueWrite, WriteResult};
 pub use wait_policy::{Progress, RETRY_INTERVAL, WaitPolicy};
 
-use crate::environment::{Environment, LEASE};
+use crate::environment::{self, CurrentDirectory, LEASE};
 use crate::error::{Error, Result};
 use crate::history::HistoryLimits;
 use crate::host::{Host, Unix};
@@ -39,7 +39,7 @@ use crate::lock::{self, Credentials, Handle, HandleHash, Lease, ProcessId, Recor
 use crate::store::{Call, Location, Store, Version, Versioned};
 
 pub struct Context {
-    pub environment: Environment,
+    pub current: CurrentDirectory,
     pub host: Arc<dyn Host>,
 }
 
@@ -47,10 +47,10 @@ impl Context {
     pub fn of_this_process() -> Context {
         #[cfg(debug_assertions)]
         {
-            crate::host::OFFSETS.get_or_init(Environment::clock_offsets);
-            crate::host::FIRST_PIDS.get_or_init(Environment::first_pid_namespace);
+            crate::host::OFFSETS.get_or_init(environment::clock_offsets);
+            crate::host::FIRST_PIDS.get_or_init(environment::first_pid_namespace);
         }
-        Context { environment: Environment::of_this_process(), host: Arc::new(Unix::new()) }
+        Context { current: CurrentDirectory::default(), host: Arc::new(Unix::new()) }
     }
 
     pub fn engine(&self, location: &Location) -> Result<Engine> {
@@ -58,7 +58,7 @@ impl Context {
     }
 
     pub fn lease(&self) -> Duration {
-        Environment::lease().unwrap_or(LEASE)
+        environment::lease().unwrap_or(LEASE)
     }
 }
 
@@ -95,16 +95,16 @@ pub type VersionedRecord = (Option<Version>, Record);
 
 impl Engine {
     pub fn open(location: &Location, host: Arc<dyn Host>) -> Result<Engine> {
-        let store = crate::store::open(location, &Environment::variable, host.clone())?;
+        let store = crate::store::open(location, &environment::variable, host.clone())?;
         #[cfg(any(test, debug_assertions))]
-        let store = crate::trace::wrap(store, &host, Environment::trace());
+        let store = crate::trace::wrap(store, &host, environment::trace());
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
-        let limits = Environment::history().unwrap_or_default();
+        let limits = environment::history().unwrap_or_default();
         let mut state = EngineState::new(store, host);
         state.history_limits = if location.is_beside() { limits.off() } else { limits };
         state.location = Some(location.clone());
         if state.needs_leases() {
-            state.lease = Environment::lease()?;
+            state.lease = environment::lease()?;
         }
         Ok(Engine { shared: Arc::new(state), call: Call::default() })
     }

@@ -4,7 +4,7 @@
 
 mod zone;
 
-pub use zone::{LocalZone, local_zone};
+pub use zone::LocalZone;
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, OsStr, OsString, c_char};
@@ -45,173 +45,122 @@ const OF_A_LOCK: [&str; 7] = [
     "CSALOCK_OUTER",
 ];
 
-/// Read once, at the start of the process.
-#[derive(Debug, Clone)]
-pub struct Environment {
-    /// `CSALOCK_STORE`
-    pub store: Option<OsString>,
-    /// `CSALOCK_NAME`: the name of the lock that this process runs under
-    name: Option<OsString>,
-    /// `CSALOCK_OUTER_STORE`: the store that was chosen before `run` set its own store
-    outer_store: Option<OsString>,
-    /// `CSALOCK_HANDLE`
-    pub handle: Option<OsString>,
-    /// `CSALOCK_OUTER`: the handle hashes of the grants that enclose the grant of that handle
-    pub outer: Option<OsString>,
-    /// The directory of this user's default store, even if it does not exist.
-    state: OnceLock<Option<PathBuf>>,
-    pub current: CurrentDirectory,
+/// `None` if the user chose no store. `CSALOCK_STORE` from `run` does not count, because other programs that lock the same
+/// file do not inherit it: `run` passes the store that was chosen before on as `CSALOCK_OUTER_STORE`.
+pub fn store_for_files() -> Option<OsString> {
+    let store = variable("CSALOCK_STORE")?;
+    if Location::is_inherited(&store) { variable("CSALOCK_OUTER_STORE") } else { Some(store) }
 }
 
-impl Environment {
-    pub fn of_this_process() -> Environment {
-        Environment {
-            store: set("CSALOCK_STORE"),
-            name: set("CSALOCK_NAME"),
-            outer_store: set("CSALOCK_OUTER_STORE"),
-            handle: set("CSALOCK_HANDLE"),
-            outer: set("CSALOCK_OUTER"),
-            state: OnceLock::new(),
-            current: CurrentDirectory::default(),
+/// `path` is absolute. A command under the lock of a file uses the store of `run` for that file.
+pub fn store_of_file(path: &[u8]) -> Option<OsString> {
+    let is_own = variable("CSALOCK_NAME").is_some_and(|name| name.as_bytes() == path);
+    if is_own { variable("CSALOCK_STORE") } else { store_for_files() }
+}
+
+/// File of the commit log, in builds for tests.
+#[cfg(any(test, debug_assertions))]
+pub fn trace() -> Option<PathBuf> {
+    variable("CSALOCK_TRACE").map(PathBuf::from)
+}
+
+/// Offsets of the wall clock and of the times of files, in seconds. Builds for tests have these variables: each is a
+/// sign and a duration.
+#[cfg(debug_assertions)]
+pub fn clock_offsets() -> [i64; 2] {
+    ["CSALOCK_CLOCK", "CSALOCK_FILE_TIMES"].map(|name| {
+        let text = variable(name).map_or_else(|| "+0".to_string(), |text| text.to_string_lossy().into_owned());
+        let limit = crate::duration::parse_timeout(text.trim_start_matches(['+', '-'])).ok();
+        let span = limit.and_then(|limit| limit.0).unwrap_or_else(|| panic!("{name}={text} is not an offset"));
+        if text.starts_with('-') { -(span.as_secs() as i64) } else { span.as_secs() as i64 }
+    })
+}
+
+/// Number of the pid namespace that counts as the kernel's first one, for tests in a container.
+#[cfg(debug_assertions)]
+pub fn first_pid_namespace() -> Option<u64> {
+    variable("CSALOCK_FIRST_PIDS").and_then(|number| number.to_str()?.parse().ok())
+}
+
+/// The current environment, but these variables replace those of an outer lock.
+pub fn block(variables: &[CString]) -> Vec<&CStr> {
+    let sets = |entry: &[u8], name: &str| entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest[..1] == *b"=");
+    let is_ours = |entry: &CStr| OF_A_LOCK.iter().any(|name| sets(entry.to_bytes_with_nul(), name));
+    let mut block: Vec<&CStr> = inherited().filter(|entry| !is_ours(entry)).collect();
+    block.extend(variables.iter().map(CString::as_c_str));
+    block
+}
+
+pub fn all() -> Vec<&'static CStr> {
+    inherited().collect()
+}
+
+pub fn path() -> OsString {
+    raw("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
+}
+
+pub fn lease() -> Result<Duration> {
+    let parse = |text: &str| match parse_duration(text) {
+        // A third of the lease must suffice for a request to a slow server, and etcd counts whole seconds.
+        Ok(span) if span < SHORTEST_LEASE => {
+            Err(("is less than three seconds".to_string(), "make it longer, or unset it for 60s"))
         }
-    }
+        parsed => parsed.map_err(|why| (why, "a lease takes three seconds at least; without the variable, 60s")),
+    };
+    Ok(parsed("CSALOCK_LEASE", parse)?.unwrap_or(LEASE))
+}
 
-    pub fn is_under_run(&self) -> bool {
-        self.name.is_some()
-    }
+pub fn history() -> Result<HistoryLimits> {
+    let default = HistoryLimits::default();
+    let size = parsed("CSALOCK_HISTORY_SIZE", |text| parse_size(text).map_err(set_right))?;
+    let age = parsed("CSALOCK_HISTORY_AGE", |text| parse_duration(text).map_err(set_right))?;
+    let limits = HistoryLimits { size: size.unwrap_or(default.size), age: age.unwrap_or(default.age) };
+    Ok(if variable("CSALOCK_HISTORY").is_some_and(|kept| kept == "0") { limits.off() } else { limits })
+}
 
-    /// `None` if the user chose no store. `CSALOCK_STORE` from `run` does not count, because other programs that lock the
-    /// same file do not inherit it.
-    pub fn store_for_files(&self) -> Option<&OsString> {
-        match &self.store {
-            Some(store) if Location::is_inherited(store) => self.outer_store.as_ref(),
-            store => store.as_ref(),
-        }
-    }
+/// No record and no history may then have the arguments of a command.
+pub fn hides_commands() -> Result<bool> {
+    let is_label = |text: &str| (text == "label").then_some(()).ok_or_else(|| set_right("is not \"label\"".into()));
+    Ok(parsed("CSALOCK_COMMAND", is_label)?.is_some())
+}
 
-    /// `path` is absolute.
-    pub fn store_of_file(&self, path: &[u8]) -> Option<&OsString> {
-        let is_own = self.name.as_ref().is_some_and(|name| name.as_bytes() == path);
-        if is_own { self.store.as_ref() } else { self.store_for_files() }
-    }
+/// Store for bare names if the user chose no store. A user without a home directory has none.
+pub fn default_store() -> Result<Location> {
+    static STATE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let state = STATE.get_or_init(|| match is_root() && !is_root_of_others() {
+        true => Some(PathBuf::from(STATE_OF_ROOT)),
+        false => absolute("XDG_STATE_HOME").or_else(state_in_home),
+    });
+    let state = state.as_ref().ok_or_else(|| {
+        Error::new(ErrorKind::Unavailable, "this user has no home directory", "name a store with --store")
+    })?;
+    Ok(default_store_in(state))
+}
 
-    /// For the stores whose settings are variables. An empty variable counts as unset.
-    pub fn variable(name: &str) -> Option<OsString> {
-        set(name)
-    }
+/// Default store of this user where XDG_STATE_HOME is not set, as in cron. `None` if that variable did not decide for
+/// the store that is `used`.
+pub fn store_without_xdg(used: &Location) -> Option<Location> {
+    absolute("XDG_STATE_HOME").filter(|state| default_store_in(state) == *used)?;
+    state_in_home().map(|state| default_store_in(&state)).filter(|other| other != used)
+}
 
-    /// File of the commit log, in builds for tests.
-    #[cfg(any(test, debug_assertions))]
-    pub fn trace() -> Option<PathBuf> {
-        set("CSALOCK_TRACE").map(PathBuf::from)
-    }
-
-    /// Offsets of the wall clock and of the times of files, in seconds. Builds for tests have these variables: each is a
-    /// sign and a duration.
-    #[cfg(debug_assertions)]
-    pub fn clock_offsets() -> [i64; 2] {
-        ["CSALOCK_CLOCK", "CSALOCK_FILE_TIMES"].map(|name| {
-            let text = set(name).map_or_else(|| "+0".to_string(), |text| text.to_string_lossy().into_owned());
-            let limit = crate::duration::parse_timeout(text.trim_start_matches(['+', '-'])).ok();
-            let span = limit.and_then(|limit| limit.0).unwrap_or_else(|| panic!("{name}={text} is not an offset"));
-            if text.starts_with('-') { -(span.as_secs() as i64) } else { span.as_secs() as i64 }
-        })
-    }
-
-    /// Number of the pid namespace that counts as the kernel's first one, for tests in a container.
-    #[cfg(debug_assertions)]
-    pub fn first_pid_namespace() -> Option<u64> {
-        set("CSALOCK_FIRST_PIDS").and_then(|number| number.to_str()?.parse().ok())
-    }
-
-    /// The current environment, but these variables replace those of an outer lock.
-    pub fn block(variables: &[CString]) -> Vec<&CStr> {
-        let sets =
-            |entry: &[u8], name: &str| entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest[..1] == *b"=");
-        let is_ours = |entry: &CStr| OF_A_LOCK.iter().any(|name| sets(entry.to_bytes_with_nul(), name));
-        let mut block: Vec<&CStr> = inherited().filter(|entry| !is_ours(entry)).collect();
-        block.extend(variables.iter().map(CString::as_c_str));
-        block
-    }
-
-    pub fn all() -> Vec<&'static CStr> {
-        inherited().collect()
-    }
-
-    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
-    pub fn path() -> OsString {
-        std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
-    }
-
-    pub fn lease() -> Result<Duration> {
-        let parse = |text: &str| match parse_duration(text) {
-            // A third of the lease must suffice for a request to a slow server, and etcd counts whole seconds.
-            Ok(span) if span < SHORTEST_LEASE => {
-                Err(("is less than three seconds".to_string(), "make it longer, or unset it for 60s"))
-            }
-            parsed => parsed.map_err(|why| (why, "a lease takes three seconds at least; without the variable, 60s")),
-        };
-        Ok(parsed("CSALOCK_LEASE", parse)?.unwrap_or(LEASE))
-    }
-
-    pub fn history() -> Result<HistoryLimits> {
-        let default = HistoryLimits::default();
-        let size = parsed("CSALOCK_HISTORY_SIZE", |text| parse_size(text).map_err(set_right))?;
-        let age = parsed("CSALOCK_HISTORY_AGE", |text| parse_duration(text).map_err(set_right))?;
-        let limits = HistoryLimits { size: size.unwrap_or(default.size), age: age.unwrap_or(default.age) };
-        Ok(if set("CSALOCK_HISTORY").is_some_and(|kept| kept == "0") { limits.off() } else { limits })
-    }
-
-    /// No record and no history may then have the arguments of a command.
-    pub fn hides_commands() -> Result<bool> {
-        let is_label = |text: &str| (text == "label").then_some(()).ok_or_else(|| set_right("is not \"label\"".into()));
-        Ok(parsed("CSALOCK_COMMAND", is_label)?.is_some())
-    }
-
-    /// Store for bare names if the user chose no store. A user without a home directory has none.
-    pub fn default_store(&self) -> Result<Location> {
-        let state = self.state.get_or_init(|| match is_root() && !is_root_of_others() {
-            true => Some(PathBuf::from(STATE_OF_ROOT)),
-            false => absolute("XDG_STATE_HOME").or_else(state_in_home),
-        });
-        let state = state.as_ref().ok_or_else(|| {
-            Error::new(ErrorKind::Unavailable, "this user has no home directory", "name a store with --store")
-        })?;
-        Ok(default_store_in(state))
-    }
-
-    /// Default store of this user where XDG_STATE_HOME is not set, as in cron. `None` if that variable did not decide for
-    /// the store that is `used`.
-    pub fn store_without_xdg(used: &Location) -> Option<Location> {
-        absolute("XDG_STATE_HOME").filter(|state| default_store_in(state) == *used)?;
-        state_in_home().map(|state| default_store_in(&state)).filter(|other| other != used)
-    }
-
-    pub fn store_of_root() -> Location {
-        default_store_in(Path::new(STATE_OF_ROOT))
-    }
-
-    /// URLs of further stores that this machine uses.
-    pub fn other_stores() -> Vec<OsString> {
-        let urls = set("CSALOCK_STORES").unwrap_or_default();
-        let words = urls.as_bytes().split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
-        words.map(|word| OsStr::from_bytes(word).to_os_string()).collect()
-    }
-
-    /// Empty unless this is root.
-    pub fn stores_of_users() -> Vec<Location> {
-        let homes = if geteuid().is_root() { homes() } else { BTreeSet::new() };
-        let stores = homes.iter().map(|home| home.join(STATE_IN_HOME)).filter(|state| state.join("csalock").is_dir());
-        stores.map(|state| default_store_in(&state)).collect()
-    }
+/// The stores of root and, if this is root, of all users, and further ones that `CSALOCK_STORES` names.
+pub fn other_stores(current: &CurrentDirectory) -> Vec<Result<Location>> {
+    let homes = if geteuid().is_root() { homes() } else { BTreeSet::new() };
+    let states = homes.iter().map(|home| home.join(STATE_IN_HOME)).filter(|state| state.join("csalock").is_dir());
+    let urls = variable("CSALOCK_STORES").unwrap_or_default();
+    let urls = urls.as_bytes().split(u8::is_ascii_whitespace).filter(|url| !url.is_empty());
+    let named = urls.map(|url| Location::parse(OsStr::from_bytes(url), current));
+    let states = std::iter::once(PathBuf::from(STATE_OF_ROOT)).chain(states);
+    states.map(|state| Ok(default_store_in(&state))).chain(named).collect()
 }
 
 /// The value of this variable, `None` if it is not set. `parse` fails with the problem and the next step.
 fn parsed<T>(name: &str, parse: impl Fn(&str) -> std::result::Result<T, (String, &'static str)>) -> Result<Option<T>> {
-    let Some(text) = set(name) else { return Ok(None) };
+    let Some(text) = variable(name) else { return Ok(None) };
     parse(&text.to_string_lossy()).map(Some).map_err(|(why, hint)| {
         let what = format!("{name} is \"{}\", which {why}", escape(text.as_bytes()));
-        Error::new(ErrorKind::InvalidInput, what, hint)
+        Error::invalid(what, hint)
     })
 }
 
@@ -242,7 +191,7 @@ fn is_root_of_others() -> bool {
 
 /// The XDG specification ignores a relative path.
 fn absolute(name: &str) -> Option<PathBuf> {
-    set(name).map(PathBuf::from).filter(|path| path.is_absolute())
+    variable(name).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
 /// cron may leave HOME unset; the user database has the home directory too.
@@ -257,27 +206,27 @@ fn default_store_in(state: &Path) -> Location {
 
 /// `None` leaves colours to the output: <https://no-color.org>, <https://bixense.com/clicolors>.
 pub fn colour() -> Option<bool> {
-    if set("NO_COLOR").is_some() {
+    if variable("NO_COLOR").is_some() {
         return Some(false);
     }
-    let is_forced = set("CLICOLOR_FORCE").is_some_and(|value| value != "0");
-    let is_dumb = || set("TERM").is_some_and(|kind| kind == "dumb");
+    let is_forced = variable("CLICOLOR_FORCE").is_some_and(|value| value != "0");
+    let is_dumb = || variable("TERM").is_some_and(|kind| kind == "dumb");
     is_forced.then_some(true).or_else(|| is_dumb().then_some(false))
 }
 
 /// A terminal that can only print text, so that csalock draws nothing on it.
 pub fn is_dumb_terminal() -> bool {
-    set("TERM").is_none_or(|kind| kind == "dumb")
+    variable("TERM").is_none_or(|kind| kind == "dumb")
 }
 
 /// An empty variable counts as unset.
-fn set(name: &str) -> Option<OsString> {
-    variable(name).filter(|value| !value.is_empty())
+pub fn variable(name: &str) -> Option<OsString> {
+    raw(name).filter(|value| !value.is_empty())
 }
 
 /// The value may be empty.
 #[expect(clippy::disallowed_methods, reason = "this is the seam")]
-fn variable(name: &str) -> Option<OsString> {
+fn raw(name: &str) -> Option<OsString> {
     std::env::var_os(name)
 }
 
@@ -294,7 +243,7 @@ fn inherited() -> impl Iterator<Item = &'static CStr> {
 }
 
 /// Looked up when a relative path needs it: most calls have none.
-#[derive(Debug, Clone, Default)]
+#[derive(Default)]
 pub struct CurrentDirectory(OnceLock<PathBuf>);
 
 impl AsRef<Path> for CurrentDirectory {

@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::errno::Errno;
+use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
 use crate::version::Version;
@@ -82,6 +83,10 @@ impl Error {
         Error { kind, message: what.into(), hint: cure.into(), unreadable: None, is_unreached: false, is_own: false }
     }
 
+    pub(crate) fn invalid(what: impl Into<String>, cure: impl Into<String>) -> Error {
+        Error::new(ErrorKind::InvalidInput, what, cure)
+    }
+
     pub(crate) fn corrupt(what: impl Into<String>) -> Error {
         let cure = "nothing was changed; see who wrote it, then `csalock unlock --force NAME` removes it";
         Error::new(ErrorKind::Corrupt, what, cure)
@@ -123,7 +128,8 @@ impl Error {
                 if found.files() > 0 { format!(" and {} inodes", found.files_available()) } else { String::new() };
             cure = format!("{cure} ({free} bytes{inodes} are free there)");
         }
-        let is_own = kind == ErrorKind::Denied && is_own(path);
+        let is_own = || std::fs::symlink_metadata(path).is_ok_and(|found| found.uid() == geteuid().as_raw());
+        let is_own = kind == ErrorKind::Denied && is_own();
         let what = format!("cannot {doing} {}: {}", crate::escape::escape_path(path), errno.desc());
         Error { is_own, ..Error::new(kind, what, cure) }
     }
@@ -210,10 +216,6 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
-}
-
-fn is_own(path: &Path) -> bool {
-    std::fs::symlink_metadata(path).is_ok_and(|found| found.uid() == nix::unistd::geteuid().as_raw())
 }
 
 fn classify(errno: Errno) -> (ErrorKind, &'static str) {

@@ -83,12 +83,6 @@ impl From<ErrorKind> for Exit {
     }
 }
 
-impl From<Exit> for std::process::ExitCode {
-    fn from(exit: Exit) -> std::process::ExitCode {
-        exit.code().into()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::Exit;

@@ -54,7 +54,6 @@ pub mod lock;
 mod locks;
 #[doc(hidden)]
 pub mod name;
-#[doc(hidden)]
 pub(crate) mod report;
 #[doc(hidden)]
 pub mod run;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::{AcquireRequest, AcquireResult, Engine, StoredLock, WaitPolicy, acquire_all};
-use crate::environment::Environment;
+use crate::environment::CurrentDirectory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::{self, Guard};
 use crate::host::{Host, Unix, command_of, new_owner};
@@ -94,7 +94,7 @@ impl LockRequest {
         } else {
             return Ok(());
         };
-        Err(Error::new(ErrorKind::InvalidInput, what, hint))
+        Err(Error::invalid(what, hint))
     }
 }
 
@@ -107,7 +107,7 @@ impl Locks {
     /// Fails if the URL is invalid, or the store cannot be used.
     pub fn open(url: &str) -> Result<Locks> {
         let host: Arc<dyn Host> = Arc::new(Unix::new());
-        let location = Location::parse(url.as_ref(), Environment::of_this_process().current)?;
+        let location = Location::parse(url.as_ref(), CurrentDirectory::default())?;
         let engine = Arc::new(Engine::open(&location, host)?);
         Ok(Locks { engine, location })
     }
@@ -163,7 +163,7 @@ impl Locks {
         if !name::is_path(typed.as_bytes()) {
             return Ok(typed.as_bytes().to_vec());
         }
-        let file = name::file_of(typed.as_bytes(), &Environment::of_this_process().current)?;
+        let file = name::file_of(typed.as_bytes(), CurrentDirectory::default())?;
         let is_beside = file.parent().is_some_and(|directory| Location::beside(directory) == self.location);
         let name = if is_beside { file.file_name() } else { None };
         Ok(name.unwrap_or(file.as_os_str()).as_bytes().to_vec())

@@ -22,8 +22,7 @@ const NO_DIRECTORY: &str =
     "a name with a slash is the path of a file; create its directory, or use a name without a slash";
 
 pub fn check(name: &[u8]) -> Result<()> {
-    let wrong =
-        |what: String| Err(Error::new(ErrorKind::InvalidInput, what, "a name is 1 to 1024 bytes, anything but NUL"));
+    let wrong = |what: String| Err(Error::invalid(what, "a name is 1 to 1024 bytes, anything but NUL"));
     match name {
         [] => wrong("a lock's name is not empty".to_string()),
         _ if name.len() > LONGEST => wrong(format!("a name of {} bytes is too long", name.len())),

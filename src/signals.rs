@@ -104,7 +104,7 @@ fn is_ignored(signal: i32) -> bool {
 }
 
 /// The signals that users and terminals commonly send.
-const COMMON: [Signal; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+pub const COMMON: [i32; 6] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2];
 
 /// The signals that csalock does not queue, beside SIGCHLD: no process can queue the first two, the kernel acts on those of
 /// job control, and csalock causes those of [`TAKEN`] itself. A fault in csalock ends it even though its signal is queued.
@@ -294,10 +294,6 @@ fn set_action(signal: Signal, action: &SigAction) -> nix::Result<SigAction> {
     unsafe { sigaction(signal, action) }
 }
 
-pub fn is_common(signal: i32) -> bool {
-    COMMON.into_iter().any(|common| common as i32 == signal)
-}
-
 fn ends(signal: i32) -> bool {
     WITHOUT_EFFECT.into_iter().all(|other| other as i32 != signal)
 }
@@ -332,7 +328,6 @@ fn failed(errno: Errno) -> Error {
 }
 
 /// A handler for Ctrl-Z. While this value exists, only the handler stops the process, by [`stop`].
-#[derive(Debug)]
 pub struct SigtstpHandler(SigAction);
 
 impl SigtstpHandler {

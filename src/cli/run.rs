@@ -12,23 +12,9 @@ use crate::duration::parse_duration;
 /// Default of `--kill-after`.
 pub(super) const KILL_AFTER: &str = "10s";
 
-/// Arguments in the short help.
-pub(super) const OFTEN: [&str; 14] = [
-    "words",
-    "timeout",
-    "nonblock",
-    "conflict_exit_code",
-    "label",
-    "shared",
-    "slots",
-    "flock",
-    "also",
-    "shell",
-    "max_hold",
-    "once_per",
-    "quiet",
-    "help",
-];
+/// Arguments in the short help, by their ids.
+pub(super) const OFTEN: &str = "words timeout nonblock conflict_exit_code label shared slots flock also shell max_hold \
+                                once_per quiet help";
 
 /// Acquire a lock, run a command, release the lock
 ///

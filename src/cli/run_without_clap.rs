@@ -7,6 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
+use super::options::whole;
 use super::run::KILL_AFTER;
 use super::{Cli, Command, Common, Lock, Run, Taking, Unlock};
 use crate::duration::{parse_duration, parse_timeout};
@@ -67,15 +68,17 @@ impl Plain {
         word: &'a OsStr,
         rest: &mut impl Iterator<Item = &'a OsString>,
     ) -> Option<()> {
-        let (option, attached) = split(word);
+        let word = word.to_str()?;
+        let (option, attached) = match word.split_once('=') {
+            Some((option, value)) if word.starts_with("--") => (option, Some(OsStr::new(value))),
+            _ => (word, None),
+        };
         let mut value = || {
-            attached.or_else(|| {
-                let next: &'a OsStr = rest.next()?;
-                Some(next).filter(|value| !value.as_encoded_bytes().starts_with(b"-"))
-            })
+            let next = || rest.next().map(OsString::as_os_str).filter(|value| !value.as_bytes().starts_with(b"-"));
+            attached.or_else(next)
         };
         let waiting = &mut self.taking.waiting;
-        match (option.to_str()?, verb) {
+        match (option, verb) {
             ("--store", _) => self.common.store = Some(value()?.to_os_string()),
             ("--max-hold", "run") => self.max_hold = Some(parse_duration(value()?.to_str()?).ok()?),
             ("-w" | "--timeout", "run" | "lock") => {
@@ -83,7 +86,7 @@ impl Plain {
             }
             ("--label", "run" | "lock") => waiting.label = Some(value()?.to_os_string()),
             ("-E" | "--conflict-exit-code", "run" | "lock") => {
-                waiting.conflict_exit_code = Some(exit_code(value()?)?);
+                waiting.conflict_exit_code = Some(whole(0, u8::MAX)(value()?.to_str()?).ok()?);
             }
             _ if attached.is_some() => return None,
             ("-q" | "--quiet", _) => self.common.quiet = true,
@@ -95,20 +98,6 @@ impl Plain {
         }
         Some(())
     }
-}
-
-/// Splits a word of the form `--NAME=VALUE`.
-fn split(word: &OsStr) -> (&OsStr, Option<&OsStr>) {
-    let bytes = word.as_bytes();
-    match bytes.iter().position(|byte| *byte == b'=').filter(|_| bytes.starts_with(b"--")) {
-        Some(at) => (OsStr::from_bytes(&bytes[..at]), Some(OsStr::from_bytes(&bytes[at + 1..]))),
-        None => (word, None),
-    }
-}
-
-/// Decimal digits only.
-fn exit_code(text: &OsStr) -> Option<u8> {
-    text.to_str().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?.parse().ok()
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::engine::{
     AcquireRequest, AcquireResult, Engine, LockStatus, OpenLockSet, Progress, ValueWrite, WaitPolicy, WriteResult,
     acquire_all,
 };
-use crate::environment::Environment;
+use crate::environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{self, ThisProcess, command_of};
@@ -240,7 +240,7 @@ fn why_not_to_end(engine: &Engine, owner: &Owner, process: &ProcessId) -> Option
 
 /// True for a default store that does not exist yet, and whose place XDG_STATE_HOME decides.
 fn is_created_by_xdg(store: &Location) -> bool {
-    Environment::store_without_xdg(store).is_some() && store.is_missing()
+    environment::store_without_xdg(store).is_some() && store.is_missing()
 }
 
 /// A request of `process` for an exclusive lock that ends with its owner: `owners`, which run `command`.

@@ -1,8 +1,9 @@
 //! The common basis of the commands: environment, host, store, caller, and the output of results.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
 use std::fs::File;
-use std::io::{IsTerminal, Read, StdoutLock, Write};
+use std::io::{IsTerminal, Read, Write};
 use std::ops::Deref;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -13,12 +14,13 @@ use anyhow::Context as _;
 use crate::cli::{Common, Taking, Waiting};
 pub(super) use crate::engine::LockRef;
 use crate::engine::{self, Engine, LockSet, WaitPolicy};
-use crate::environment::Environment;
+use crate::environment;
 use crate::error::{Error, ErrorKind, Result};
+use crate::exit::Exit;
 use crate::host::{ThisProcess, new_owner};
 use crate::lock::{Credentials, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId};
 use crate::name::{self, escape};
-use crate::report::{Document, SettingNames, indented, json};
+use crate::report::{Document, RefusalReport, Reporter, SettingNames, indented, json};
 use crate::signals;
 use crate::store::{Call, Location, refuse_file_mounted_alone};
 use crate::terminal;
@@ -53,19 +55,20 @@ impl Context {
     }
 
     /// `None` means that the default rules apply.
-    fn chosen_store(&self, option: Option<&OsString>, variable: Option<&OsString>) -> Result<Option<Location>> {
+    fn chosen_store(&self, option: Option<&OsString>, variable: Option<OsString>) -> Result<Option<Location>> {
         if let Some(url) = option {
-            return Location::parse(url, &self.environment.current).map(Some);
+            return Location::parse(url, &self.current).map(Some);
         }
-        let from_environment = variable.map(|url| Location::parse(url, &self.environment.current)).transpose()?;
+        let Some(url) = variable else { return Ok(None) };
+        let location = Location::parse(&url, &self.current)?;
         // A command under a file's lock inherits that file's store. The store is not meant for other names.
-        let is_inherited = variable.is_some_and(|url| Location::is_inherited(url));
-        Ok(from_environment.filter(|location| !(is_inherited && location.is_beside())))
+        let is_of_file = Location::is_inherited(&url) && location.is_beside();
+        Ok((!is_of_file).then_some(location))
     }
 
     /// Store for files that a command under our lock uses, as `CSALOCK_OUTER_STORE` passes it on.
     pub(super) fn outer_store(&self) -> OsString {
-        let chosen = self.chosen_store(None, self.environment.store_for_files());
+        let chosen = self.chosen_store(None, environment::store_for_files());
         chosen.ok().flatten().map(|location| location.url()).unwrap_or_default()
     }
 
@@ -75,8 +78,8 @@ impl Context {
 
     /// The store of a call with this `--store` or none.
     pub(super) fn store_for(&self, option: Option<&OsString>) -> Result<Location> {
-        let chosen = self.chosen_store(option, self.environment.store.as_ref())?;
-        chosen.map_or_else(|| self.environment.default_store(), Ok)
+        let chosen = self.chosen_store(option, environment::variable("CSALOCK_STORE"))?;
+        chosen.map_or_else(environment::default_store, Ok)
     }
 
     pub(super) fn target(&self, typed: &OsStr) -> Result<LockRef> {
@@ -86,10 +89,10 @@ impl Context {
             let shell_arg = shell_arg(&self.common, typed);
             return Ok(LockRef { shell_arg, ..LockRef::in_store(&self.store()?, typed.to_vec()) });
         }
-        let file = name::file_of(typed, &self.environment.current)?;
+        let file = name::file_of(typed, &self.current)?;
         let display_name = file.as_os_str().as_bytes().to_vec();
         let shell_arg = shell_arg(&self.common, &display_name);
-        let chosen = self.chosen_store(self.common.store.as_ref(), self.environment.store_of_file(&display_name))?;
+        let chosen = self.chosen_store(self.common.store.as_ref(), environment::store_of_file(&display_name))?;
         let beside = Location::beside(file.parent().unwrap_or(Path::new("/")));
         let (location, name) = match chosen {
             Some(location) if location != beside => (location, display_name.clone()),
@@ -104,8 +107,8 @@ impl Context {
     /// The directory as a path, and the store of the locks of its files.
     pub(super) fn store_in(&self, typed: &OsStr) -> Result<(Location, PathBuf)> {
         name::check(typed.as_bytes())?;
-        let directory = name::directory_of(typed, &self.environment.current)?;
-        let chosen = self.chosen_store(self.common.store.as_ref(), self.environment.store_for_files())?;
+        let directory = name::directory_of(typed, &self.current)?;
+        let chosen = self.chosen_store(self.common.store.as_ref(), environment::store_for_files())?;
         Ok((chosen.unwrap_or_else(|| Location::beside(&directory)), directory))
     }
 
@@ -168,7 +171,7 @@ impl Context {
 
     /// The owner's command has no arguments if this call or the environment asks for that.
     pub(super) fn owner(&self, owners: Vec<ProcessId>, mut command: Vec<u8>, waiting: &Waiting) -> Result<Owner> {
-        if Environment::hides_commands()? || waiting.no_command {
+        if environment::hides_commands()? || waiting.no_command {
             command.truncate(command.iter().position(|byte| *byte == b' ').unwrap_or(command.len()));
         }
         let label = waiting.label.as_ref();
@@ -185,7 +188,7 @@ impl Context {
 
     /// The caller's proof in the words of a refusal.
     pub(super) fn presented_handle(&self, option: Option<&str>) -> Option<&'static str> {
-        match (option, &self.environment.handle) {
+        match (option, environment::variable("CSALOCK_HANDLE")) {
             (Some(_), _) => Some("this handle"),
             (None, Some(_)) if self.handle_from_env().is_some() => Some("the handle in CSALOCK_HANDLE"),
             (None, Some(_)) => Some("CSALOCK_HANDLE, which is not a handle"),
@@ -206,20 +209,21 @@ impl Context {
     }
 
     pub(super) fn handle_from_env(&self) -> Option<HandleHash> {
-        proof_of(self.environment.handle.as_deref()?.to_str()?)
+        proof_of(environment::variable("CSALOCK_HANDLE")?.to_str()?)
     }
 
     /// A handle that `run` has set comes with the name of its lock; it says nothing about other names, and the record knows
     /// how its grant has ended.
     pub(super) fn presents_handle_from_env(&self) -> bool {
-        self.handle_from_env().is_some() && !self.environment.is_under_run()
+        self.handle_from_env().is_some() && environment::variable("CSALOCK_NAME").is_none()
     }
 
     /// Handle hashes of all grants that we run under, the innermost first.
     pub(super) fn enclosing_grants(&self) -> Vec<HandleHash> {
         let Some(innermost) = self.handle_from_env() else { return Vec::new() };
-        let outer = self.environment.outer.as_deref().and_then(OsStr::to_str).unwrap_or("");
-        std::iter::once(innermost).chain(outer.split(',').filter_map(HandleHash::parse)).take(16).collect()
+        let outer = environment::variable("CSALOCK_OUTER").unwrap_or_default();
+        let outer = outer.to_str().unwrap_or_default().split(',').filter_map(HandleHash::parse);
+        std::iter::once(innermost).chain(outer).take(16).collect()
     }
 
     /// This process and those processes of the calling script that are the caller. For a subshell in the background,
@@ -237,19 +241,16 @@ fn given_proof(text: &str) -> Result<HandleHash> {
     let hint = "a handle is the 32 hex digits that `csalock lock --print-handle` printed";
     let Some(path) = text.strip_prefix('@') else {
         let what = || format!("\"{}\" is not a handle", escape(text.as_bytes()));
-        return proof_of(text).ok_or_else(|| Error::new(ErrorKind::InvalidInput, what(), hint));
+        return proof_of(text).ok_or_else(|| Error::invalid(what(), hint));
     };
     let shown = escape(path.as_bytes());
-    let mut content = String::new();
-    let read = File::open(path).and_then(|file| file.take(MOST_HANDLE).read_to_string(&mut content));
-    match read {
-        Err(error) if error.kind() != std::io::ErrorKind::InvalidData => {
-            let what = format!("cannot read the handle from {shown}: {error}");
-            Err(Error::new(ErrorKind::InputOutput, what, "name a readable file after the @"))
-        }
-        _ => proof_of(&content)
-            .ok_or_else(|| Error::new(ErrorKind::InvalidInput, format!("there is no handle in {shown}"), hint)),
-    }
+    let mut content = Vec::new();
+    File::open(path).and_then(|file| file.take(MOST_HANDLE).read_to_end(&mut content)).map_err(|error| {
+        let what = format!("cannot read the handle from {shown}: {error}");
+        Error::new(ErrorKind::InputOutput, what, "name a readable file after the @")
+    })?;
+    proof_of(&String::from_utf8_lossy(&content))
+        .ok_or_else(|| Error::invalid(format!("there is no handle in {shown}"), hint))
 }
 
 fn proof_of(handle: &str) -> Option<HandleHash> {
@@ -268,6 +269,26 @@ impl Common {
         if !self.quiet {
             eprint_line(text);
         }
+    }
+
+    /// Prints a message for people. With `--json` the document says the same.
+    pub(super) fn note_unless_json(&self, message: &impl Display) {
+        if !self.json {
+            self.note(&message.to_string());
+        }
+    }
+
+    pub(super) fn refuse(
+        &self,
+        refusal: &RefusalReport,
+        exit: Exit,
+        reporter: Option<&Reporter<'_>>,
+    ) -> anyhow::Result<Exit> {
+        match self.json {
+            true => print_json(&refusal.json(exit, reporter))?,
+            false => self.note(&refusal.to_string()),
+        }
+        Ok(exit)
     }
 }
 
@@ -316,56 +337,37 @@ pub(super) fn print_before(context: &Context, until: Duration, text: &str) -> an
 }
 
 pub(super) fn print(result: impl AsRef<[u8]>) -> anyhow::Result<()> {
-    let mut stdout = Stdout::lock();
-    stdout.write_all(result.as_ref()).and_then(|()| stdout.flush()).context("cannot write to stdout")
-}
-
-/// Stdout, which takes nothing if it was closed at the start. Descriptor 1 is /dev/null then, and would lose the result.
-pub(super) struct Stdout(StdoutLock<'static>);
-
-impl Stdout {
-    pub(super) fn lock() -> Stdout {
-        Stdout(std::io::stdout().lock())
-    }
-}
-
-impl Write for Stdout {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if signals::was_closed(1) {
-            return Err(std::io::Error::other("it is closed"));
-        }
-        self.0.write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.0.flush()
-    }
+    let mut stdout = std::io::stdout().lock();
+    let result = result.as_ref();
+    // If it was closed at the start, descriptor 1 is /dev/null, and would lose the result.
+    let written = match signals::was_closed(1) && !result.is_empty() {
+        true => Err(std::io::Error::other("it is closed")),
+        false => stdout.write_all(result).and_then(|()| stdout.flush()),
+    };
+    written.context("cannot write to stdout")
 }
 
 /// The documents of a call with `--json`. They are printed as one list.
-pub(super) struct Documents {
-    wanted: bool,
-    list: Vec<Document>,
-}
+pub(super) struct Documents(Option<Vec<Document>>);
 
 impl Documents {
     pub(super) fn of(common: &Common) -> Documents {
-        Documents { wanted: common.json, list: Vec::new() }
+        Documents(common.json.then(Vec::new))
     }
 
     /// Without `--json` no document is made, because it may need files in /proc.
     pub(super) fn add(&mut self, document: impl FnOnce() -> Document) {
-        if self.wanted {
-            self.list.push(document());
+        if let Some(list) = &mut self.0 {
+            list.push(document());
         }
     }
 
     pub(super) fn are_empty(&self) -> bool {
-        self.list.is_empty()
+        self.0.as_ref().is_none_or(Vec::is_empty)
     }
 
     pub(super) fn print(&self) -> anyhow::Result<()> {
-        if self.wanted { print_json(&self.list) } else { Ok(()) }
+        self.0.as_ref().map_or(Ok(()), print_json)
     }
 }
 

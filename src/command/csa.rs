@@ -10,8 +10,8 @@ use super::context::{Context, print};
 use super::{lock, unlock};
 use crate::cli::{Common, Lock, Taking, Unlock, Waiting};
 use crate::duration::{Limit, parse_timeout};
-use crate::environment::Environment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::environment;
+use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::name::shell_quote;
 use crate::report::SettingNames;
@@ -43,7 +43,7 @@ pub(super) fn run(function: &str, files: Vec<OsString>) -> anyhow::Result<Exit> 
     let names = paths(function, files)?;
     match function {
         "csaLock" => {
-            let timeout = Environment::variable("CSALOCK_TIMEOUT").as_deref().map(timeout).transpose()?;
+            let timeout = environment::variable("CSALOCK_TIMEOUT").as_deref().map(timeout).transpose()?;
             let waiting = Waiting { timeout, ..Waiting::default() };
             lock::lock_as_csa(
                 context,
@@ -63,10 +63,8 @@ pub(super) fn run(function: &str, files: Vec<OsString>) -> anyhow::Result<Exit> 
 }
 
 fn timeout(text: &OsStr) -> Result<Limit> {
-    parse_timeout(&text.to_string_lossy()).map_err(|why| {
-        let what = format!("CSALOCK_TIMEOUT: {} {why}", shell_quote(text.as_bytes()));
-        Error::new(ErrorKind::InvalidInput, what, "")
-    })
+    parse_timeout(&text.to_string_lossy())
+        .map_err(|why| Error::invalid(format!("CSALOCK_TIMEOUT: {} {why}", shell_quote(text.as_bytes())), ""))
 }
 
 /// All arguments are files, even without a slash.
@@ -76,11 +74,10 @@ fn paths(function: &str, mut files: Vec<OsString>) -> Result<Vec<OsString>> {
     } else if let Some(option) = files.iter().find(|file| file.as_bytes().starts_with(b"-")) {
         let what = format!("{function}: unknown option {}", shell_quote(option.as_bytes()));
         let cure = format!("for files that begin with a dash, use: {function} -- FILE...");
-        return Err(Error::new(ErrorKind::InvalidInput, what, cure));
+        return Err(Error::invalid(what, cure));
     }
     if files.is_empty() {
-        let what = format!("{function}: FILE is missing");
-        return Err(Error::new(ErrorKind::InvalidInput, what, format!("use: {function} FILE...")));
+        return Err(Error::invalid(format!("{function}: FILE is missing"), format!("use: {function} FILE...")));
     }
     let path = |file: OsString| match file.as_bytes() {
         b"" => file,

@@ -143,7 +143,7 @@ fn zone(now: Duration) -> Finding {
     let zone = LocalZone::of_this_process();
     let LocalZone { name, source, .. } = zone;
     if zone.is_installed() {
-        return Finding::good("zone", format!("{name}, UTC{} now", Zone::Local.offset(now)));
+        return Finding::good("zone", format!("{name}, UTC{} now", Zone::Local.format(now, "%:z")));
     }
     let found = format!("{source} says {name}, which is not an installed time zone, so times are shown in UTC");
     Finding::doubtful("zone", found, "install tzdata, or set TZ right: --once-per day is refused until then")

@@ -94,7 +94,7 @@ fn describe(mut error: clap::Error, arguments: &Arguments<'_>) -> Error {
         let option = first.split(' ').next().unwrap_or_default();
         let value = quoted(texts(&error, ContextKind::InvalidValue).concat().as_ref());
         let why = error.source().map(ToString::to_string).unwrap_or_default();
-        return usage_error(format!("{option}: {value} {why}"), "");
+        return Error::invalid(format!("{option}: {value} {why}"), "");
     }
     let unknown_command = texts(&error, ContextKind::InvalidSubcommand).concat();
     // clap repeats words whole, and deletes control sequences in them.
@@ -115,20 +115,16 @@ fn describe(mut error: clap::Error, arguments: &Arguments<'_>) -> Error {
             arguments.instead_of_command(unknown_command.as_ref(), suggested.last())
         }
         // clap lists all commands.
-        ErrorKind::MissingSubcommand => return usage_error("the command is missing", arguments.see_help()),
+        ErrorKind::MissingSubcommand => return Error::invalid("the command is missing", arguments.see_help()),
         ErrorKind::ArgumentConflict => "leave one of them out".to_string(),
         ErrorKind::MissingRequiredArgument if invalid.iter().all(|argument| argument.starts_with("--")) => {
-            return usage_error("an option is missing", format!("add {}", invalid.join(" ")));
+            return Error::invalid("an option is missing", format!("add {}", invalid.join(" ")));
         }
         ErrorKind::MissingRequiredArgument => arguments.usage(),
         ErrorKind::InvalidUtf8 => "only names, values, labels, paths and commands may be other bytes".to_string(),
         _ => arguments.see_help(),
     };
-    usage_error(problem.trim_start_matches("error: "), next_step)
-}
-
-fn usage_error(problem: impl Into<String>, next_step: impl Into<String>) -> Error {
-    Error::new(crate::ErrorKind::InvalidInput, problem, next_step)
+    Error::invalid(problem.trim_start_matches("error: "), next_step)
 }
 
 /// Empty if the error does not have this context.
@@ -262,7 +258,7 @@ fn unknown(wanted: &str) -> Error {
     let files = files::MAN_PAGES.iter();
     let pages: Vec<&str> = files.map(|(file, _)| file.trim_end_matches(".1").trim_start_matches("csalock-")).collect();
     let what = format!("the manual has no page {}", shell_quote(wanted.as_bytes()));
-    usage_error(what, format!("use one of: {}", pages.join(", ")))
+    Error::invalid(what, format!("use one of: {}", pages.join(", ")))
 }
 
 /// Becomes the program that shows the page. Returns if this host has none.

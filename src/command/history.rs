@@ -7,7 +7,7 @@ use super::context::{Context, print, print_json};
 use super::status::output_style;
 use crate::cli::History;
 use crate::engine::{Engine, LockStatus};
-use crate::environment::Environment;
+use crate::environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::glob;
@@ -24,7 +24,7 @@ const LINES: usize = 50;
 pub(super) struct Filter(Vec<Vec<u8>>);
 
 pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> {
-    Environment::history()?;
+    environment::history()?;
     let location = context.store()?;
     let wanted = Filter::of(context, &options.names)?;
     let engine = context.engine(&location)?;
@@ -45,7 +45,7 @@ pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> 
     let style = output_style(&context.common, options.utc);
     let (begin, end) = period(options, style.zone, now);
     if begin > end {
-        return Err(Error::new(ErrorKind::InvalidInput, "--until is before --since", "exchange the two times").into());
+        return Err(Error::invalid("--until is before --since", "exchange the two times").into());
     }
     let exact = wanted.exact(&found);
     let refusals = if unreadable.is_empty() { wanted.unknown(&found, &location) } else { Vec::new() };
@@ -190,8 +190,7 @@ fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
 }
 
 fn none_beside_files(what: &str) -> Error {
-    Error::new(
-        ErrorKind::InvalidInput,
+    Error::invalid(
         format!("{what} has no history: what is kept beside files goes away with the last lock"),
         "keep locks in a store of their own to have one: --store dir:PATH or CSALOCK_STORE",
     )

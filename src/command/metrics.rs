@@ -12,7 +12,7 @@ use super::context::{Context, print};
 use super::history::Filter;
 use crate::cli::Metrics as Options;
 use crate::engine::{Engine, LockStatus};
-use crate::environment::Environment;
+use crate::environment;
 use crate::error::{Error, ErrorKind, Result, describe};
 use crate::exit::Exit;
 use crate::history::Past;
@@ -22,11 +22,9 @@ use crate::report::Metrics;
 pub(super) fn run(context: &Context, options: &Options) -> anyhow::Result<Exit> {
     if context.common.json {
         let what = "metrics has one format, the text format of Prometheus";
-        return Err(
-            Error::new(ErrorKind::InvalidInput, what, "leave out --json, or use `csalock status --json`").into()
-        );
+        return Err(Error::invalid(what, "leave out --json, or use `csalock status --json`").into());
     }
-    Environment::history()?;
+    environment::history()?;
     let location = context.store()?;
     let wanted = Filter::of(context, &options.names)?;
     let mut metrics = Metrics::new(&escape(location.url().as_encoded_bytes()));

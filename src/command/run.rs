@@ -92,20 +92,19 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
 /// Refuses options that contradict each other. Returns the names and the command.
 fn checked(context: &Context, options: &Run) -> anyhow::Result<(Vec<OsString>, CommandLine)> {
     if context.common.json {
-        let what = "run has no result of its own that could be JSON";
-        return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json out").into());
+        return Err(Error::invalid("run has no result of its own that could be JSON", "leave --json out").into());
     }
     let (names, command_line) = command_line(options)?;
     recurrence::check_zone(options)?;
     if options.busy == Busy::Replace && options.taking.slots.is_some() {
         let what = "--busy replace ends the holder, and a lock with slots may have several";
-        return Err(Error::new(ErrorKind::InvalidInput, what, "leave --slots or --busy replace out").into());
+        return Err(Error::invalid(what, "leave --slots or --busy replace out").into());
     }
     if names.len() > 1
         && let Some(option) = only_for_one_lock(options)
     {
         let what = format!("{option} is for one lock, and here are several");
-        return Err(Error::new(ErrorKind::InvalidInput, what, format!("leave --also or {option} out")).into());
+        return Err(Error::invalid(what, format!("leave --also or {option} out")).into());
     }
     Ok((names, command_line))
 }
@@ -147,7 +146,7 @@ fn shell_string<'a>(
         }
         [dash_c, ..] if dash_c == "-c" || dash_c == "--command" => {
             let problem = "-c after the name: exactly one STRING must follow";
-            Err(Error::new(ErrorKind::InvalidInput, problem, "use: csalock run [OPTION]... NAME -c STRING"))
+            Err(Error::invalid(problem, "use: csalock run [OPTION]... NAME -c STRING"))
         }
         [option, ..] if option.as_bytes().starts_with(b"-") => {
             Err(wrong(&format!("{} comes after the name, where the command begins", quoted(option))))
@@ -162,7 +161,7 @@ fn is_option(word: &OsStr) -> bool {
 }
 
 fn wrong(problem: &str) -> Error {
-    Error::new(ErrorKind::InvalidInput, problem, "use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...")
+    Error::invalid(problem, "use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...")
 }
 
 /// Names may follow `--also` where clap does not see it, so clap cannot refuse these options.
@@ -205,15 +204,13 @@ struct RunCall<'a> {
     process: ProcessId,
 }
 
-struct Held {
-    grants: Vec<Grant>,
-    files: Vec<Flock>,
-}
+/// Grants, and the files that `--flock` and `--fcntl` have locked.
+type Held = (Vec<Grant>, Vec<Flock>);
 
 fn run_supervised(call: &RunCall<'_>, child: SleepingChild<'_>, opened: &OpenLockSet<'_>) -> anyhow::Result<Exit> {
     let tell = |message: &Notice<'_>| call.context.common.note(&notice(call.guarded.locks, message));
     let supervisor = Supervisor::new(call.guarded, opened, &tell)?;
-    let Held { grants, files } = match call.acquire(opened, Some(&child), supervisor.wake_socket.as_ref())? {
+    let (grants, files) = match call.acquire(opened, Some(&child), supervisor.wake_socket.as_ref())? {
         ControlFlow::Continue(held) => held,
         ControlFlow::Break(exit) => return Ok(exit),
     };
@@ -231,7 +228,7 @@ fn run_supervised(call: &RunCall<'_>, child: SleepingChild<'_>, opened: &OpenLoc
 fn run_in_place(call: &RunCall<'_>, opened: &OpenLockSet<'_>, variables: &[CString]) -> anyhow::Result<Exit> {
     let proof = call.guarded.handle.proof();
     let wake_socket = call.flock_compat.and_then(|_| WakeSocket::new(WakeAddress::Supervisor(&proof)));
-    let Held { grants, files } = match call.acquire(opened, None, wake_socket.as_ref())? {
+    let (grants, files) = match call.acquire(opened, None, wake_socket.as_ref())? {
         ControlFlow::Continue(held) => held,
         ControlFlow::Break(exit) => return Ok(exit),
     };
@@ -317,7 +314,7 @@ impl RunCall<'_> {
                 None => return Ok(ControlFlow::Break(self.interrupted(events.0)?)),
             }
         }
-        Ok(ControlFlow::Continue(Held { grants, files }))
+        Ok(ControlFlow::Continue((grants, files)))
     }
 
     fn acquisition<'b>(&'b self, child: Option<&'b SleepingChild<'_>>, lease: Option<Duration>) -> Acquisition<'b> {

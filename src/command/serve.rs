@@ -21,9 +21,9 @@ const TO_NOTICE: Duration = Duration::from_secs(1);
 pub(super) fn run(context: &Context, options: &Serve) -> anyhow::Result<Exit> {
     if io::stdin().is_terminal() {
         let what = "serve: standard input is a terminal, not a client";
-        return Err(Error::new(ErrorKind::InvalidInput, what, "use the store ssh://HOST/PATH on another host").into());
+        return Err(Error::invalid(what, "use the store ssh://HOST/PATH on another host").into());
     }
-    let location = Location::parse(&options.directory, &context.environment.current)?;
+    let location = Location::parse(&options.directory, &context.current)?;
     serve(open(context, &location), context.host.as_ref())?;
     Ok(Exit::Done)
 }
@@ -31,8 +31,7 @@ pub(super) fn run(context: &Context, options: &Serve) -> anyhow::Result<Exit> {
 /// Opens the directory. Marks it if it does not have the mark yet.
 fn open(context: &Context, location: &Location) -> Result<Box<dyn Store>> {
     let Location::Directory { path, layout: Layout::Own, shared } = location else {
-        let what = "serve: the store is not a directory of records";
-        return Err(Error::new(ErrorKind::InvalidInput, what, "use dir:PATH"));
+        return Err(Error::invalid("serve: the store is not a directory of records", "use dir:PATH"));
     };
     // Other processes of this host give the option, too.
     if !shared {

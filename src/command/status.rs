@@ -4,17 +4,15 @@
 mod select;
 
 use std::ffi::OsStr;
-use std::io::{BufWriter, IsTerminal, Write};
+use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use anyhow::Context as _;
-
 use self::select::{Selected, nothing_to_show, select, stores};
-use super::context::{Context, Stdout, print};
+use super::context::{Context, print};
 use crate::cli::{Common, Status};
 use crate::engine::{Engine, LockRef, LockStatus};
-use crate::environment::Environment;
+use crate::environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::{escape, is_directory, is_path, shell_quote};
@@ -74,7 +72,7 @@ impl<'a> Page<'a> {
             _ if self.found > 0 => {}
             [] => {
                 let store = self.context.store()?;
-                let other = Environment::store_without_xdg(&store).filter(|other| !other.is_missing());
+                let other = environment::store_without_xdg(&store).filter(|other| !other.is_missing());
                 let other = other.map_or(String::new(), |other| {
                     let other = escape(other.url().as_encoded_bytes());
                     format!("; without XDG_STATE_HOME, as in cron, the store is {other}, so set CSALOCK_STORE in both")
@@ -219,36 +217,23 @@ impl<'a> Page<'a> {
     }
 
     fn print(mut self) -> anyhow::Result<()> {
-        let mut out = BufWriter::new(Stdout::lock());
-        self.write(&mut out).and_then(|()| out.flush()).context("cannot write to stdout")
-    }
-
-    fn write(&mut self, out: &mut dyn Write) -> std::io::Result<()> {
         // Names and documents of several stores are one list. The sort is stable.
         self.texts.sort_by(|(left, _), (right, _)| left.cmp(right));
+        let mut lines: Vec<String> = self.texts.into_iter().map(|(_, text)| text).collect();
         if self.context.common.json {
-            for (at, (_, document)) in self.texts.iter().enumerate() {
-                write!(out, "{}{document}", if at == 0 { "[" } else { "," })?;
-            }
-            return writeln!(out, "{}", if self.texts.is_empty() { "[]" } else { "]" });
+            return print(format!("[{}]\n", lines.join(",")));
         }
-        let names = self.texts.iter().map(|(_, name)| name);
-        names.chain(&self.block).try_for_each(|line| writeln!(out, "{line}"))?;
-        if !self.block.is_empty() {
-            return Ok(());
-        }
-        let mut is_first = true;
-        for (store, table) in self.tables.iter_mut().filter(|(_, table)| table.len() > 0) {
+        lines.extend(self.block.iter().cloned());
+        for (store, table) in self.tables.iter_mut().filter(|(_, table)| self.block.is_empty() && table.len() > 0) {
             table.sort();
             if let Some(store) = store {
-                let gap = if std::mem::take(&mut is_first) { "" } else { "\n" };
-                writeln!(out, "{gap}{}:", escape(store.url().as_encoded_bytes()))?;
+                let gap = if lines.is_empty() { "" } else { "\n" };
+                lines.push(format!("{gap}{}:", escape(store.url().as_encoded_bytes())));
             }
-            let (header, mut rows) = table.lines();
-            writeln!(out, "{header}")?;
-            rows.try_for_each(|row| writeln!(out, "{row}"))?;
+            let (header, rows) = table.lines();
+            lines.extend(std::iter::once(header).chain(rows));
         }
-        Ok(())
+        print(lines.iter().flat_map(|line| [line, "\n"]).collect::<String>())
     }
 }
 
@@ -274,7 +259,7 @@ fn details(
 fn watch(context: &Context, options: &Status) -> anyhow::Result<Exit> {
     if !std::io::stdout().is_terminal() || crate::environment::is_dumb_terminal() {
         let what = "--watch draws on a terminal, and stdout is none that can be drawn on";
-        return Err(Error::new(ErrorKind::InvalidInput, what, "use: while sleep 1; do csalock status; done").into());
+        return Err(Error::invalid(what, "use: while sleep 1; do csalock status; done").into());
     }
     // Invalid arguments are reported before the first drawing.
     let mut page = Page::watched(context, options)?;

@@ -438,7 +438,7 @@ fn stores(context: &Context, options: &Unlock) -> Result<Vec<(Location, Option<P
             stores.push((location, directory));
         }
     };
-    let current = context.environment.current.as_ref();
+    let current = context.current.as_ref();
     if context.common.store.is_none() && current.is_absolute() {
         add(Location::beside(current), Some(current.to_path_buf()));
     }
@@ -447,8 +447,8 @@ fn stores(context: &Context, options: &Unlock) -> Result<Vec<(Location, Option<P
         let directory = Path::new(OsStr::from_bytes(&target.display_name)).parent().map(Path::to_path_buf);
         add(target.location, directory.filter(|_| target.name != target.display_name));
     }
-    if let Some(location) = context.environment.store.as_deref() {
-        let location = Location::parse(location, current)?;
+    if let Some(location) = crate::environment::variable("CSALOCK_STORE") {
+        let location = Location::parse(&location, current)?;
         let directory = location.directory_of_files().map(Path::to_path_buf);
         add(location, directory);
     }

@@ -26,7 +26,7 @@ pub(super) fn get(context: &Context, options: &Get) -> anyhow::Result<Exit> {
     }
     if let Some(option) = options.pid.map(|_| "--pid").or_else(|| only_for_taking(&options.taking)) {
         let what = format!("{option} cannot be used without --lock");
-        return Err(Error::new(ErrorKind::InvalidInput, what, "add --lock, or leave it out").into());
+        return Err(Error::invalid(what, "add --lock, or leave it out").into());
     }
     let target = context.target(&options.name)?;
     give(context, &context.engine(&target.location)?, &target, None)
@@ -100,9 +100,7 @@ pub(super) fn put(context: &Context, options: &Put) -> anyhow::Result<Exit> {
     let bytes = if value == "-" { from_stdin(&target)? } else { value.as_bytes().to_vec() };
     if bytes.len() > MOST_VALUE {
         let what = format!("the value for lock {} has more than {MOST_VALUE} bytes", escape(&target.display_name));
-        return Err(
-            Error::new(ErrorKind::InvalidInput, what, "keep it in a file, and the file's name in the value").into()
-        );
+        return Err(Error::invalid(what, "keep it in a file, and the file's name in the value").into());
     }
     let only_if = options.if_absent.then_some(Precondition::Absent);
     write(context, &options.writing, &target, Some(&bytes), only_if, options.mode)

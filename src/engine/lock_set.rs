@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use super::{AcquireRequest, Context, Engine, StoredLock, confirm_all};
-use crate::environment::Environment;
+use crate::environment::{self, CurrentDirectory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::Use;
 use crate::lock::{EndReason, Grant, HandleHash, Lease, NotHolder};
@@ -54,9 +54,9 @@ impl Engine {
         if let Some(directory) = location.directory_of_files() {
             return shell_quote(directory.join(OsStr::from_bytes(name)).as_os_str().as_bytes());
         }
-        let environment = Environment::of_this_process();
-        let chosen = environment.store.as_ref().and_then(|url| Location::parse(url, &environment.current).ok());
-        let default = chosen.filter(|chosen| !chosen.is_beside()).or_else(|| environment.default_store().ok());
+        let chosen = environment::variable("CSALOCK_STORE");
+        let chosen = chosen.and_then(|url| Location::parse(&url, CurrentDirectory::default()).ok());
+        let default = chosen.filter(|chosen| !chosen.is_beside()).or_else(|| environment::default_store().ok());
         let dashes = if name.starts_with(b"-") { "-- " } else { "" };
         let words = format!("{dashes}{}", shell_quote(name));
         if default.as_ref() == Some(location) {

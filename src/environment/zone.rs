@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use jiff::tz::TimeZone;
 
-use super::{set, variable};
+use super::{raw, variable};
 use crate::name::escape;
 
 const LOCAL: &str = "/etc/localtime";
@@ -35,8 +35,8 @@ impl LocalZone {
     /// The first call reads a file.
     pub fn of_this_process() -> &'static LocalZone {
         static ZONE: OnceLock<LocalZone> = OnceLock::new();
-        ZONE.get_or_init(|| match variable("TZ") {
-            Some(text) => of_variable(&text, &set("TZDIR").map_or_else(|| PathBuf::from(ZONES), PathBuf::from)),
+        ZONE.get_or_init(|| match raw("TZ") {
+            Some(text) => of_variable(&text, &variable("TZDIR").map_or_else(|| PathBuf::from(ZONES), PathBuf::from)),
             None => of_machine(Path::new(LOCAL)),
         })
     }
@@ -44,12 +44,11 @@ impl LocalZone {
     pub fn is_installed(&self) -> bool {
         self.rules.is_some()
     }
-}
 
-/// UTC if the local zone is not installed.
-pub fn local_zone() -> &'static TimeZone {
-    static UTC: TimeZone = TimeZone::UTC;
-    LocalZone::of_this_process().rules.as_ref().unwrap_or(&UTC)
+    /// UTC if the zone is not installed.
+    pub fn rules(&self) -> TimeZone {
+        self.rules.clone().unwrap_or(TimeZone::UTC)
+    }
 }
 
 fn of_variable(text: &OsStr, zones: &Path) -> LocalZone {

@@ -21,7 +21,8 @@ pub(crate) fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &s
     // The limit is just before the end of time, which untrusted input may contain.
     let begin = first.max(begin.as_millis() as u64).min(u64::MAX - 1);
     let end = grants.iter().map(|past| past.until(millis)).max().unwrap_or(millis).max(begin.saturating_add(1));
-    let from = if style.width.is_none() { "FROM".to_string() } else { format!("FROM ({})", style.zone.name(now)) };
+    let from =
+        if style.width.is_none() { "FROM".to_string() } else { format!("FROM ({})", style.zone.format(now, "%Z")) };
     let columns = [
         Column { least: Some(12), ..Column::new("NAME") },
         Column::new(from),
@@ -41,10 +42,10 @@ pub(crate) fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &s
 
 /// A process that broke the grant or ended its holder has a row of its own.
 fn add_rows(table: &mut Table, past: &Past, bar: String, now: Duration, host: &str, style: OutputStyle) {
-    let zone = style.zone.name(Duration::from_millis(past.from));
+    let zone = style.zone.format(Duration::from_millis(past.from), "%Z");
     let mut from = style.time(past.from, now);
     // The clocks have changed since.
-    if style.width.is_some() && zone != style.zone.name(now) {
+    if style.width.is_some() && zone != style.zone.format(now, "%Z") {
         from.push_str(&format!(" {zone}"));
     }
     let waited = if past.waited == 0 { "-".to_string() } else { span(Duration::from_millis(past.waited)) };

@@ -381,20 +381,8 @@ pub(crate) fn names_of(id: &[u8], names: &[Vec<u8>], errors: &[Error]) -> Docume
 }
 
 pub(crate) fn findings(url: &[u8], findings: &[Finding]) -> Document {
-    let word = |verdict| match verdict {
-        Verdict::Good => "good",
-        Verdict::Doubtful => "doubtful",
-        Verdict::Bad => "bad",
-    };
-    let documents = findings.iter().map(|finding| {
-        Document::new()
-            .with("topic", finding.topic.as_str())
-            .with("found", finding.found.as_str())
-            .with("verdict", word(finding.verdict))
-            .with("cure", finding.cure.as_deref())
-    });
     let worst = findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Good);
-    Document::new().with("store", text(url)).with_list("findings", documents).with("verdict", word(worst))
+    Document::new().with("store", text(url)).with("findings", findings).with("verdict", worst)
 }
 
 fn run(past: &Past) -> Document {

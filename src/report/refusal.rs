@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::{FileLocks, Reporter};
 use crate::engine::LockRef;
-use crate::environment::Environment;
+use crate::environment;
 use crate::error::{Error, ErrorKind};
 use crate::lock::{Edge, EndedGrant, Grant, NotHolder, Refusal, Successor, Value, WriteRefusal};
 use crate::name::{escape, shell_quote};
@@ -51,9 +51,7 @@ impl From<&Error> for RefusalReport {
 
 impl fmt::Display for RefusalReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.message)?;
-        let separator = if self.hint.is_empty() { "" } else { "; " };
-        write!(formatter, "{separator}{}", self.hint)
+        Error::new(self.kind, &self.message, &self.hint).fmt(formatter)
     }
 }
 
@@ -70,7 +68,6 @@ pub(crate) struct RefusedLock<'a> {
 }
 
 /// Hints name options, or variables for a caller without options.
-#[derive(Debug)]
 pub(crate) struct SettingNames {
     timeout: &'static str,
     handle: &'static str,
@@ -350,8 +347,7 @@ pub(crate) fn describe_value(value: &Value) -> String {
 pub(crate) fn name_and_store(LockRef { location, name, display_name, .. }: &LockRef) -> String {
     let shown = escape(display_name);
     let is_beside_file = location.is_beside() && name != display_name;
-    if is_beside_file || Environment::of_this_process().default_store().is_ok_and(|store| store.url() == location.url())
-    {
+    if is_beside_file || environment::default_store().is_ok_and(|store| store.url() == location.url()) {
         return shown;
     }
     format!("{shown} in store {}", escape(location.url().as_bytes()))

@@ -6,8 +6,7 @@ use super::history::{ended, held_for, who};
 use super::holder::{Holder, holders, label_and_command, process, shown_user, waiting};
 use super::json::{mode, state};
 use super::run::{due, runs, within};
-use super::table::wrapped;
-use super::table::{Column, OutputStyle, Table};
+use super::table::{Column, OutputStyle, Table, wrapped};
 use super::{FileLocks, Reporter, describe_value};
 use crate::duration::shown as span;
 use crate::engine::{LockRef, LockStatus};
@@ -20,8 +19,6 @@ const HOST: usize = 4;
 /// Width of the names of the facts, with the blanks that follow.
 const MARGIN: usize = 9;
 
-/// A row for each lock.
-#[derive(Debug, Clone)]
 pub(crate) struct LockTable {
     table: Table,
     style: OutputStyle,
@@ -55,7 +52,9 @@ impl LockTable {
         self.waiters += waiting(status);
         let name = escape(name);
         let waiters = waiting(status).to_string();
-        let holders = shown_holders(status);
+        // The first stands for all. Those that ended without a release count if no grant holds the lock any more.
+        let (held, ended): (Vec<_>, Vec<_>) = holders(status).into_iter().partition(|(_, standing)| standing.holds());
+        let holders = if held.is_empty() { ended } else { held };
         let Some(first) = holders.first() else {
             let value = status.record.value.as_ref();
             let value = value.map_or("-".to_string(), |value| format!("(value: {})", shown_value(value)));
@@ -93,7 +92,6 @@ impl LockTable {
         self.table.len()
     }
 
-    /// The header and the rows.
     pub(crate) fn lines(&self) -> (String, impl Iterator<Item = String>) {
         let is_obvious = self.style.width.is_some() && !self.has_other_host;
         self.table.lines(is_obvious.then_some(HOST))
@@ -127,12 +125,6 @@ fn state_colour(state: &str) -> &'static str {
 pub(super) fn shown_value(value: &Value) -> String {
     let mode = value.mode.map(|mode| format!(", mode {mode:04o}")).unwrap_or_default();
     format!("{}{mode}", describe_value(value))
-}
-
-/// The first stands for all in the row. Those that ended without a release count if no grant holds the lock any more.
-fn shown_holders(status: &LockStatus) -> Vec<Holder<'_>> {
-    let (held, ended): (Vec<_>, Vec<_>) = holders(status).into_iter().partition(|(_, standing)| standing.holds());
-    if held.is_empty() { ended } else { held }
 }
 
 /// `held`, `shared` or `2/3`; a question mark means unknown liveness; a word follows if the holder is dead or stopped.

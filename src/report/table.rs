@@ -46,7 +46,6 @@ impl Column {
 }
 
 /// A table. Its rows are single texts, because a store may have a hundred thousand of them.
-#[derive(Debug, Clone)]
 pub(super) struct Table {
     columns: Vec<Column>,
     style: OutputStyle,

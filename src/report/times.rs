@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan, ZonedDateTime};
 
 use crate::duration::{parse_duration, timestamp};
-use crate::environment::local_zone;
+use crate::environment::LocalZone;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Zone {
@@ -16,49 +16,41 @@ pub(crate) enum Zone {
 }
 
 impl Zone {
-    fn rules(self) -> &'static TimeZone {
-        static UTC: TimeZone = TimeZone::UTC;
+    fn rules(self) -> TimeZone {
         match self {
-            Zone::Local => local_zone(),
-            Zone::Utc => &UTC,
+            Zone::Local => LocalZone::of_this_process().rules(),
+            Zone::Utc => TimeZone::UTC,
         }
     }
 
     fn at(self, time: Duration) -> ZonedDateTime {
-        timestamp(time).to_zoned_datetime(self.rules().clone())
+        timestamp(time).to_zoned_datetime(self.rules())
+    }
+
+    /// The format is that of strftime(3).
+    pub(crate) fn format(self, time: Duration, format: &str) -> String {
+        self.at(time).strftime(format).to_string()
     }
 
     /// `2026-11-21 02:13:05 CET`.
     pub(crate) fn full(self, time: Duration) -> String {
-        self.at(time).strftime("%F %T %Z").to_string()
+        self.format(time, "%F %T %Z")
     }
 
     /// RFC 3339, with the offset from UTC: `2026-11-21T02:13:05+01:00`.
     pub(crate) fn word(self, time: Duration) -> String {
-        let format = if self == Zone::Utc { "%FT%TZ" } else { "%FT%T%:z" };
-        self.at(time).strftime(format).to_string()
+        self.format(time, if self == Zone::Utc { "%FT%TZ" } else { "%FT%T%:z" })
     }
 
     /// Leaves out the parts of the date that it shares with `now`: `02:13:05`, `11-20 02:13:05`.
     pub(crate) fn brief(self, time: Duration, now: Duration) -> String {
-        let at = self.at(time);
-        let now = self.at(now);
-        let format = match at.date() {
-            date if date == now.date() => "%T",
-            date if date.year() == now.year() => "%m-%d %T",
+        let today = self.at(now).date();
+        let format = match self.at(time).date() {
+            date if date == today => "%T",
+            date if date.year() == today.year() => "%m-%d %T",
             _ => "%F %T",
         };
-        at.strftime(format).to_string()
-    }
-
-    /// `+01:00`.
-    pub(crate) fn offset(self, time: Duration) -> String {
-        self.at(time).strftime("%:z").to_string()
-    }
-
-    /// `CET`, `UTC`, `-03`.
-    pub(crate) fn name(self, time: Duration) -> String {
-        self.at(time).strftime("%Z").to_string()
+        self.format(time, format)
     }
 }
 
@@ -167,7 +159,7 @@ pub(crate) fn millis_of(at: DateTime, zone: &TimeZone) -> u64 {
 }
 
 fn span_of(date: Date, clock: Option<(Time, u64)>, zone: Zone) -> (u64, u64) {
-    let millis = |at: DateTime| millis_of(at, zone.rules());
+    let millis = |at: DateTime| millis_of(at, &zone.rules());
     let Some((time, length)) = clock else {
         let start = date.to_datetime(Time::midnight());
         return (millis(start), millis(start.saturating_add(1.day())).saturating_sub(1));

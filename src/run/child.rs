@@ -31,7 +31,7 @@ use super::detach::exit_now;
 use super::exec::{CommandLine, GrantNumbers, to_be_inherited};
 use super::timer::wait_readable;
 use super::tree::cannot_follow;
-use crate::environment::Environment;
+use crate::environment;
 use crate::error::{Error, ErrorKind, Result, errno_of};
 use crate::exit::Exit;
 use crate::host::processes;
@@ -70,7 +70,7 @@ impl<'a> SleepingChild<'a> {
         let failed = |errno: nix::errno::Errno| command_line.cannot_start(errno);
         let (socket, childs_end) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(|errno| failed(errno_of(errno)))?;
-        let environment = Environment::block(variables);
+        let environment = environment::block(variables);
         let parent = dies_with_parent.then(Pid::this);
         // SAFETY: this process has one thread, so the child may do everything that the parent may do.
         match unsafe { fork() }.map_err(failed)? {
@@ -280,7 +280,7 @@ pub fn supervise_in_child(is_tree: bool, signals: &Signals) -> Result<Option<Exi
 }
 
 fn exit_of_signal(signal: i32) -> Exit {
-    if signals::is_common(signal) { Exit::Signal(signal) } else { Exit::signalled(signal) }
+    if signals::COMMON.contains(&signal) { Exit::Signal(signal) } else { Exit::signalled(signal) }
 }
 
 pub(super) fn in_spite_of_signals<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {

@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::unistd::execvpe;
 
-use crate::environment::Environment;
+use crate::environment;
 use crate::error::{Error, ErrorKind};
 use crate::name::{escape, shell_quote};
 use crate::signals;
@@ -79,7 +79,7 @@ impl CommandLine {
     /// With the signals, descriptors and variables of the start. Returns only if that fails.
     pub fn replace_process(&self) -> Error {
         signals::restore_most();
-        self.cannot_execute(self.execute(&Environment::all(), None))
+        self.cannot_execute(self.execute(&environment::all(), None))
     }
 
     /// Adds the numbers of a new grant to this environment. Returns only if that fails. The caller has restored the signals.
@@ -198,7 +198,7 @@ fn find_in_path(program: &CStr) -> Option<CString> {
     if program.to_bytes().contains(&b'/') {
         return is_executable(Path::new(OsStr::from_bytes(program.to_bytes()))).then(|| program.to_owned());
     }
-    let path = Environment::path();
+    let path = environment::path();
     let candidates = std::env::split_paths(&path).map(|directory| {
         let directory = if directory.as_os_str().is_empty() { ".".into() } else { directory };
         directory.join(OsString::from_vec(program.to_bytes().to_vec()))

@@ -10,7 +10,7 @@ use super::keeper::{KeeperConfig, spawn_detached};
 use super::lease_schedule::LeaseSchedule;
 use super::shared_lease_end::SharedLeaseEnd;
 use crate::engine::{Context, LockSet, OpenLockSet};
-use crate::environment::Environment;
+use crate::environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::history::{RunEnd, Use};
@@ -102,7 +102,7 @@ impl<'a> GuardedCommand<'a> {
             return error;
         }
         self.signals.restore();
-        let environment = Environment::block(variables);
+        let environment = environment::block(variables);
         self.command_line.cannot_execute(self.command_line.execute(&environment, Some(numbers)))
     }
 

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::host::{group_name, user_name};
 use crate::name::escape_path;
 
+/// The JSON document of `doctor` has these fields and words.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     /// One or two words.
@@ -26,6 +27,7 @@ pub struct Finding {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// Locks work.
     Good,

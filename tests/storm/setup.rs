@@ -101,7 +101,7 @@ impl Ground {
 
     pub(crate) fn open(&self) -> Box<dyn Store> {
         let location = Location::parse(self.store.as_ref(), Path::new("/")).unwrap();
-        csalock::store::open(&location, &csalock::environment::Environment::variable, Arc::new(Unix::new())).unwrap()
+        csalock::store::open(&location, &csalock::environment::variable, Arc::new(Unix::new())).unwrap()
     }
 }
 

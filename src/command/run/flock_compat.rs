@@ -49,12 +49,12 @@ impl<'a> FlockCompat<'a> {
             let name = &targets.first().display_name;
             let what = format!("--{} locks a file, and {} is not a path", first.name(), escape(name));
             let cure = format!("use ./{}, or leave out --{}", shell_quote(name), first.name());
-            return Err(Error::new(ErrorKind::InvalidInput, what, cure));
+            return Err(Error::invalid(what, cure));
         }
         // fcntl(2) needs a writable descriptor; a directory has none, and flock(2) locks one.
         if let Some((directory, _)) = files.iter().find(|(file, _)| options.fcntl && file.is_dir()) {
             let what = format!("--fcntl locks a file, and {} is a directory", escape_path(directory));
-            return Err(Error::new(ErrorKind::InvalidInput, what, "name a file in it, or use --flock"));
+            return Err(Error::invalid(what, "name a file in it, or use --flock"));
         }
         Ok(Some(FlockCompat { context, options, files, kinds }))
     }

@@ -12,7 +12,7 @@ use crate::command::acquire::{Acquisition, TO_LOOK};
 use crate::command::context::{Context, eprint_line};
 use crate::duration::timestamp;
 use crate::engine::{AcquireResult, Engine, OpenLockSet};
-use crate::environment::{LocalZone, local_zone};
+use crate::environment::LocalZone;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{BeginRun, Complain, Complaint, GiveUp, HandleHash, Refusal, RunStart, Runs, Success};
@@ -41,7 +41,7 @@ impl<'a> Recurring<'a> {
 
     /// Begin of the slot, in milliseconds since 1970. `now` is a time of the store.
     fn slot(&self, now: Duration) -> Option<u64> {
-        self.options.recurrence.once_per.map(|period| begin_of(period, now, local_zone()))
+        self.options.recurrence.once_per.map(|period| begin_of(period, now, &LocalZone::of_this_process().rules()))
     }
 
     /// The lock of a job that has succeeded in this slot need not be acquired.
@@ -183,7 +183,7 @@ pub(super) fn check_zone(options: &Run) -> Result<()> {
         return Ok(());
     }
     let what = format!("--once-per: {} says {}, which is not an installed time zone", zone.source, zone.name);
-    Err(Error::new(ErrorKind::InvalidInput, what, "install tzdata, or set TZ right, alike on all hosts"))
+    Err(Error::invalid(what, "install tzdata, or set TZ right, alike on all hosts"))
 }
 
 fn millis(span: Duration) -> u64 {

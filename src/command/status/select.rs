@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use crate::cli::Status;
 use crate::command::context::{Context, LockRef};
 use crate::engine::{Engine, LockStatus};
-use crate::environment::Environment;
+use crate::environment;
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::glob;
@@ -70,12 +70,9 @@ pub(super) fn select(
 
 /// The stores of `--all-stores`, each once, or why one is unknown.
 pub(super) fn stores(context: &Context) -> Vec<Result<Location>> {
-    let environment = &context.environment;
-    let others = Environment::other_stores().into_iter().map(|url| Location::parse(&url, &environment.current));
-    let own = [context.store(), environment.default_store(), Ok(Environment::store_of_root())];
-    let users = Environment::stores_of_users().into_iter().map(Ok);
+    let own = [context.store(), environment::default_store()];
     let mut stores: Vec<Result<Location>> = Vec::new();
-    for store in own.into_iter().chain(users).chain(others) {
+    for store in own.into_iter().chain(environment::other_stores(&context.current)) {
         let url = |store: &Result<Location>| store.as_ref().map(Location::url).map_err(Clone::clone);
         if stores.iter().all(|known| url(known) != url(&store)) {
             stores.push(store);

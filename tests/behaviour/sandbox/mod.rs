@@ -414,7 +414,7 @@ impl Sandbox {
         let location = Location::parse(self.store().as_ref(), Path::new("/")).unwrap();
         let variable = |name: &str| match (name, self.kind) {
             ("CSALOCK_SSH", Kind::Ssh) => Some(self.path("bin/ssh").into()),
-            _ => csalock::environment::Environment::variable(name),
+            _ => csalock::environment::variable(name),
         };
         csalock::store::open(&location, &variable, Arc::new(Unix::new())).unwrap()
     }

@@ -301,7 +301,7 @@ pub(crate) fn open(sandbox: &Sandbox, place: Place) -> Box<dyn Store> {
     match place {
         Place::Beside => csalock::store::open(
             &Location::beside(&sandbox.path("files")),
-            &csalock::environment::Environment::variable,
+            &csalock::environment::variable,
             Arc::new(Unix::new()),
         )
         .unwrap(),
