@@ -140,10 +140,8 @@ impl<'a> SleepingChild<'a> {
         }
         let status = rustix::io::retry_on_intr(|| status_of(self.pid(), WaitIdOptions::empty())).ok()??;
         let failed = |errno| Err(self.command_line.cannot_execute(nix::errno::Errno::from_raw(errno)));
-        status
-            .terminating_signal()
-            .map(|signal| Ok(exit_of_signal(signal)))
-            .or_else(|| status.exit_status().map(failed))
+        let by_signal = status.terminating_signal().map(|signal| Ok(exit_of_signal(signal)));
+        by_signal.or_else(|| status.exit_status().map(failed))
     }
 }
 

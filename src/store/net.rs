@@ -55,7 +55,7 @@ pub(super) struct Connector {
     pub(super) host: Arc<dyn Host>,
     pub(super) call_deadline: Arc<CallDeadline>,
     tls: Option<Arc<ClientConfig>>,
-    lonely: bool,
+    most_for_connecting: Duration,
 }
 
 impl Connector {
@@ -63,7 +63,8 @@ impl Connector {
     pub(super) fn new(host: Arc<dyn Host>, tls: Option<ClientConfig>, lonely: bool, names: &[String]) -> Connector {
         let until = host.boottime() + TO_LOOK_UP;
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
-        let connector = Connector { host, call_deadline, tls: tls.map(Arc::new), lonely };
+        let most_for_connecting = if lonely { Duration::MAX } else { MOST_FOR_CONNECTING };
+        let connector = Connector { host, call_deadline, tls: tls.map(Arc::new), most_for_connecting };
         for server in names {
             let left = until.saturating_sub(connector.host.boottime());
             let _ = connector.addresses(server, left.max(MOST_FOR_CONNECTING));
@@ -84,10 +85,7 @@ impl Connector {
     }
 
     pub(super) fn connect(&self, server: &str) -> Result<TcpStream, NetError> {
-        let mut most = self.call_deadline.left();
-        if !self.lonely {
-            most = most.min(MOST_FOR_CONNECTING);
-        }
+        let most = self.call_deadline.left().min(self.most_for_connecting);
         if most.is_zero() {
             return Err(NetError::Silent);
         }
@@ -397,7 +395,7 @@ mod tests {
     fn the_last_addresses_count_while_the_name_service_fails() {
         let host: Arc<dyn Host> = Arc::new(Fake::new(1));
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
-        let connector = Connector { host, call_deadline, tls: None, lonely: true };
+        let connector = Connector { host, call_deadline, tls: None, most_for_connecting: Duration::MAX };
         let server = "csalock.invalid:2379";
         assert!(connector.addresses(server, TO_LOOK_UP).is_err());
         let known = vec![SocketAddr::from(([127, 0, 0, 1], 2379))];

@@ -228,24 +228,7 @@ impl Client {
     pub(super) fn user(&self) -> Option<&str> {
         self.login.wanted().map(|(user, _)| user)
     }
-}
 
-/// Maximum length of the confirmation of a watch, in bytes.
-const LONGEST_BEGINNING: usize = 8192;
-
-struct Watch(Wire);
-
-impl Subscription for Watch {
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.0.socket().as_fd()
-    }
-
-    fn is_notified(&mut self) -> bool {
-        is_readable(self.descriptor())
-    }
-}
-
-impl Client {
     /// Subscribes to changes of this key: to all later changes, unless `which` specifies otherwise.
     pub(super) fn watch(&self, call: Call, key: &[u8], mut which: Value) -> Option<Box<dyn Subscription>> {
         let server = self.cluster.endpoints[guarded(&self.state).at].clone();
@@ -271,6 +254,21 @@ impl Client {
             }
         }
         Some(Box::new(Watch(wire)))
+    }
+}
+
+/// Maximum length of the confirmation of a watch, in bytes.
+const LONGEST_BEGINNING: usize = 8192;
+
+struct Watch(Wire);
+
+impl Subscription for Watch {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.socket().as_fd()
+    }
+
+    fn is_notified(&mut self) -> bool {
+        is_readable(self.descriptor())
     }
 }
 
