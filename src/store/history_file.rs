@@ -98,7 +98,11 @@ impl HistoryFile<'_> {
                 size <= limits.size / 2 && (found.stx_size == 0 || now.saturating_sub(begun(&found)) <= limits.age);
             // A failed rotation means that another process is rotating the file at this moment.
             if has_room || (!self.rotate(&found, limits, now)? && size <= limits.size) {
-                return write_once(&file, line);
+                // One write(2): the line is complete or absent if the file system permits.
+                return match retry_on_intr(|| rustix::io::write(&file, line)) {
+                    Ok(written) if written < line.len() => Err(Errno::EIO),
+                    done => done.map(drop).map_err(errno_of),
+                };
             }
         }
         Err(Errno::EAGAIN)
@@ -228,14 +232,6 @@ fn look_at(file: &File) -> nix::Result<Statx> {
 fn begun(found: &Statx) -> Duration {
     let known = found.stx_mask & StatxFlags::BTIME.bits() != 0;
     file_time(if known { found.stx_btime.tv_sec } else { found.stx_mtime.tv_sec }, 0)
-}
-
-/// One write(2): the line is complete or absent if the file system permits.
-fn write_once(file: &File, line: &[u8]) -> nix::Result<()> {
-    match retry_on_intr(|| rustix::io::write(file, line)) {
-        Ok(written) if written < line.len() => Err(Errno::EIO),
-        done => done.map(drop).map_err(errno_of),
-    }
 }
 
 /// `length` if no data follow. A hole in the file has no lines, and may be large although it takes no space.

@@ -76,14 +76,11 @@ impl Ssh {
 
     fn send(&self, call: Call, request: &WireRequest) -> Result<(u64, Reply)> {
         let id = (u128::from_ne_bytes(self.host.random()?) >> 65) as u64;
-        let reply = self.calls.repeat(call, |call| self.try_once(call, id, request));
+        let reply = self.calls.repeat(call, |call| {
+            let mut slot = guarded(&self.slot);
+            self.try_on(call, &mut slot, id, request).inspect_err(|_| slot.lose())
+        });
         reply.map(|reply| (id, reply)).map_err(|failed| self.calls.mark_unreached(&failed, self.error(&failed)))
-    }
-
-    fn try_once(&self, call: Call, id: u64, request: &WireRequest) -> std::result::Result<Reply, SshError> {
-        let mut slot = guarded(&self.slot);
-        let done = self.try_on(call, &mut slot, id, request);
-        done.inspect_err(|_| slot.lose())
     }
 
     fn try_on(&self, call: Call, slot: &mut Slot, id: u64, ask: &WireRequest) -> std::result::Result<Reply, SshError> {
