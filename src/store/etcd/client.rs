@@ -234,10 +234,9 @@ impl Client {
         let server = self.cluster.endpoints[guarded(&self.state).at].clone();
         let mut wire = self.connector.for_subscription(call).dial(&server).ok()?;
         which["key"] = encoded(key).into();
-        let (mut bytes, mut said) = (Vec::new(), Vec::new());
         let request = HttpRequest::new("/v3/watch", &json!({"create_request": which}));
-        request.encode(&server, self.login.token().as_deref(), &mut bytes);
-        wire.send(&bytes).ok()?;
+        wire.send(request.encode(&server, self.login.token().as_deref()).as_bytes()).ok()?;
+        let mut said = Vec::new();
         loop {
             let mut buffer = [0; 1024];
             let amount = wire.read(&mut buffer).ok().filter(|amount| *amount > 0)?;
