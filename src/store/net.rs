@@ -4,8 +4,8 @@
 //! This module uses addresses directly. The process and its forked children cache those of a name for a while. If the name
 //! service then fails, the last addresses count: a command that runs must not end because of it.
 
-pub(super) mod errors;
-pub(super) mod retry;
+mod errors;
+mod retry;
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -25,7 +25,8 @@ use rustls::{ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, Suppo
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
-use self::errors::NetError;
+pub(super) use self::errors::{CallError, Cause, NetError, Retry};
+pub(super) use self::retry::{Calls, PATIENCE};
 use super::{Call, guarded};
 use crate::error::{self, Error, ErrorKind, errno_of};
 use crate::host::{Host, addresses_of};

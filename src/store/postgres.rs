@@ -59,8 +59,7 @@ use std::time::Duration;
 use self::session::{Row, Session};
 use self::settings::{Settings, is_known};
 use super::leases::{Seen, lend_shared, remaining_shared};
-use super::net::retry::Calls;
-use super::net::{Connector, host_and_port};
+use super::net::{Calls, Connector, host_and_port};
 use super::write_set::Absences;
 use super::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Topic, Upkeep, Variables, Version,

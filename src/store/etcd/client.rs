@@ -25,9 +25,7 @@ use super::errors::{EtcdError, LEASE_EXISTS, NEEDS_NO_LOGIN, explain, is_login_o
 use super::http::{Answer, Connection, HttpRequest, tls_config};
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::store::net::errors::{CallError, NetError, Retry};
-use crate::store::net::retry::Calls;
-use crate::store::net::{Connector, Wire, is_readable};
+use crate::store::net::{CallError, Calls, Connector, NetError, Retry, Wire, is_readable};
 use crate::store::{Call, Cluster, Subscription, Variables, guarded};
 
 /// Maximum time for one server in the first round, doubled in each later round up to the largest; and its minimum.

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::error::{Error, ErrorKind};
 use crate::name::{escape, shell_quote};
 use crate::store::Cluster;
-use crate::store::net::errors::{CallError, Cause, NetError, Retry};
+use crate::store::net::{CallError, Cause, NetError, Retry};
 
 pub(super) type EtcdError = CallError<EtcdCause>;
 

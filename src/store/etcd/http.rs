@@ -15,8 +15,7 @@ use serde_json::Value;
 
 use crate::error::{self, Error, ErrorKind};
 use crate::store::Variables;
-use crate::store::net::errors::NetError;
-use crate::store::net::{Wire, is_readable, tls_versions, trusted_roots, with_client_certificate};
+use crate::store::net::{NetError, Wire, is_readable, tls_versions, trusted_roots, with_client_certificate};
 
 /// Maximum size of an answer in bytes. The largest record takes a third of it, and a scan can ask for fewer records.
 const MOST_OF_ANSWER: usize = 16 << 20;

@@ -12,8 +12,7 @@ use super::errors::{SqlCause, SqlError, code, ends_call, explain, is_missing, is
 use super::session::{Done, Row, Session, array, script, statement};
 use super::{Postgres, number};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::net::TO_BEGIN;
-use crate::store::net::errors::{CallError, NetError};
+use crate::store::net::{CallError, NetError, TO_BEGIN};
 use crate::store::{Call, Subscription, Upkeep, WriteSet, guarded};
 
 /// Maximum time of one attempt. A connection may be dead without a sign.

@@ -20,8 +20,7 @@ use super::{Remote, Ssh};
 use crate::error::{Error, Result, describe};
 use crate::host::Host;
 use crate::lock::HandleHash;
-use crate::store::net::errors::{CallError, NetError};
-use crate::store::net::retry::{Calls, PATIENCE};
+use crate::store::net::{CallError, Calls, NetError, PATIENCE};
 use crate::store::{Call, Subscription, guarded};
 
 /// Maximum time of one attempt on a connection that has worked. It may be dead without a sign.

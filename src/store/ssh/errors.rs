@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use super::Remote;
 use crate::error::{Error, ErrorKind};
 use crate::name::{escape, shell_quote};
-use crate::store::net::errors::{CallError, Cause, Retry};
+use crate::store::net::{CallError, Cause, Retry};
 
 /// Parts of the lines in which ssh(1) itself names a trouble that no repetition ends.
 const LASTING: [&str; 5] = [
