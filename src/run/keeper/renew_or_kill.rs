@@ -52,9 +52,10 @@ struct LeaseWatch {
 }
 
 impl KeeperConfig<'_> {
-    /// Renews the leases until no lock is held any more or the owners have ended. The `parent` is the supervisor if that
-    /// has a `keeper`: it is notified of each new end. A wake-up at its socket, or at a socket of the keeper's own, reports
-    /// a change. A keeper that is late may have missed a change. The call returns only when another parent has ended.
+    /// Renews the leases until no lock is held any more or the owners have ended. With a `keeper`, the `parent` is its
+    /// supervisor, which is notified of each new end. A wake-up at its socket, or at a socket of this process, reports a
+    /// change. A keeper that is late may have missed a change. The call returns only when the parent of a keeper without a
+    /// supervisor has ended.
     pub(super) fn run(&self, parent: Pid, keeper: Option<&Keeper<'_>>, is_late: bool) {
         let supervisor = keeper.map(|_| parent);
         let wake_socket = keeper.and_then(|keeper| keeper.wake_socket);
