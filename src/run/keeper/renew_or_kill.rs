@@ -53,9 +53,9 @@ struct LeaseWatch {
 
 impl KeeperConfig<'_> {
     /// Renews the leases until no lock is held any more or the owners have ended. With a `keeper`, the `parent` is its
-    /// supervisor, which is notified of each new end. A wake-up at its socket, or at a socket of this process, reports a
-    /// change. A keeper that is late may have missed a change. The call returns only when the parent of a keeper without a
-    /// supervisor has ended.
+    /// supervisor, which is notified of each new end. A wake-up at its socket, or at one of this process, reports a
+    /// change. A keeper that is late may have missed a change. The call returns only when the parent of a keeper
+    /// without a supervisor has ended.
     pub(super) fn run(&self, parent: Pid, keeper: Option<&Keeper<'_>>, is_late: bool) {
         let supervisor = keeper.map(|_| parent);
         let wake_socket = keeper.and_then(|keeper| keeper.wake_socket);
@@ -95,7 +95,7 @@ impl KeeperConfig<'_> {
                 // The renewal loop stops first, because on a slow store it would starve a release. But a success that is
                 // not on record yet needs the lock, even if the supervisor is stopped for long.
                 ended.store(!self.is_reported, SeqCst);
-                // A running supervisor releases the locks itself, however long the store takes; then it ends the keeper.
+                // A running supervisor releases the locks itself, however long that takes; then it ends the keeper.
                 while has_parent(supervisor) && (self.is_reported || is_at_work(getppid().as_raw())) {
                     pause();
                 }

@@ -245,8 +245,8 @@ impl<'a> EventLoop<'a> {
         self.limits = max_hold.into_iter().chain(lease).collect();
     }
 
-    /// Zero if its lease is over, the grant was lost, or the store did not answer, but `known` if this process only lacks a
-    /// descriptor. `None`: it has no lease, or the command released it.
+    /// Zero if its lease is over, the grant was lost, or the store did not answer, but `known` if this process only
+    /// lacks a descriptor. `None`: it has no lease, or the command released it.
     fn left_of_lock(&mut self, at: usize, lock: (&LockRef, &Engine), known: Option<Duration>) -> Option<Duration> {
         let (target, engine) = lock;
         if self.report.released.contains(&at) {

@@ -37,8 +37,8 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Ends a connection that failed. Its server process may still carry out a request. Subscriptions and forked processes
-    /// have its descriptor too, so a close alone would not end it, nor that process, for whose end a repetition waits.
+    /// Ends a connection that failed. Its server process may still carry out a request. Subscriptions and forked
+    /// processes have its descriptor too, so a close would not end it, nor that process, whose end a repetition awaits.
     pub(super) fn lose(&mut self) {
         let Some(link) = self.link.take() else { return };
         let _ = link.socket.shutdown(Shutdown::Both);
