@@ -67,7 +67,7 @@ impl<'a> SleepingChild<'a> {
         signals: &'a Signals,
         dies_with_parent: bool,
     ) -> Result<SleepingChild<'a>> {
-        let failed = |errno: nix::errno::Errno| command_line.cannot_start(errno);
+        let failed = |errno: nix::errno::Errno| Error::os(errno, "start", command_line.shown());
         let (socket, childs_end) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(|errno| failed(errno_of(errno)))?;
         let environment = Environment::block(variables);

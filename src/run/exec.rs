@@ -148,11 +148,7 @@ impl CommandLine {
         Error::new(ErrorKind::CommandNotFound, format!("cannot run {}: {}", self.shown(), errno.desc()), hint)
     }
 
-    pub(super) fn cannot_start(&self, errno: Errno) -> Error {
-        Error::os(errno, "start", self.shown())
-    }
-
-    fn shown(&self) -> String {
+    pub(super) fn shown(&self) -> String {
         escape(self.words[0].as_bytes())
     }
 }

@@ -4,6 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use self::while_running::{EventLoop, ExitReport};
 use super::child::SleepingChild;
@@ -11,7 +12,7 @@ use super::exec::GrantNumbers;
 use super::flock::Flock;
 use super::guarded_command::GuardedCommand;
 use super::keeper::{Keeper, KeeperConfig};
-use super::lease_schedule::{LONGEST_RELEASE, LONGEST_SILENCE, SILENCE_CHECK_INTERVAL, StopReason};
+use super::lease_schedule::{LONGEST_RELEASE, LONGEST_SILENCE, LeaseSchedule, SILENCE_CHECK_INTERVAL, StopReason};
 use super::shared_lease_end::SharedLeaseEnd;
 use super::tree::{Tree, survivors};
 use crate::engine::{Engine, LockRef, OpenLockSet, RETRY_INTERVAL, Released};
@@ -123,7 +124,11 @@ impl<'a> Supervisor<'a> {
                 let hint = "see the limit of processes (ulimit -u) and the free memory, then try again";
                 return Err(Error::new(ErrorKind::System, what, hint));
             }
-            if self.guarded.left_to_start().is_zero() {
+            // A command whose time is over would have to end before it starts.
+            let span = self.guarded.limits.ttl.unwrap_or(self.guarded.context.lease());
+            let ends = shared_lease_end.load().unwrap_or(Duration::MAX);
+            let last_start = LeaseSchedule { ends, span }.last_start();
+            if last_start <= self.guarded.context.host.boottime() {
                 let what = "its lease was over before the command could begin; it was not run";
                 return Err(Error::new(ErrorKind::Lost, what, "try again"));
             }

@@ -37,7 +37,7 @@ pub(super) struct Client {
     pub(super) cluster: Cluster,
     pub(super) host: Arc<dyn Host>,
     connector: Connector,
-    login: Auth,
+    pub(super) login: Auth,
     pub(super) calls: Calls,
     state: Mutex<State>,
 }
@@ -221,10 +221,6 @@ impl Client {
     pub(super) fn date(&self) -> Result<Duration> {
         let date = guarded(&self.state).date;
         date.ok_or_else(|| self.nonsense("an answer without a date"))
-    }
-
-    pub(super) fn user(&self) -> Option<&str> {
-        self.login.wanted().map(|(user, _)| user)
     }
 
     /// Subscribes to changes of this key: to all later changes, unless `which` specifies otherwise.
