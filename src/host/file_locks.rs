@@ -43,23 +43,20 @@ impl FileLock {
 /// has none. The function does not open the file, because closing it would drop the POSIX locks of this process.
 pub fn file_locks(path: &Path) -> Vec<(FileLock, Vec<i32>)> {
     let Ok(file) = fs::metadata(path) else { return Vec::new() };
-    let mut found = FileLock::ALL.map(|lock| (lock, BTreeSet::new()));
     // A script's csalock has inherited the descriptor.
     let own = nix::unistd::Pid::this().as_raw();
-    for pid in numbers("/proc").filter(|pid| *pid != own) {
-        for line in lines_of_locks(pid, path, &file) {
-            let of_line =
-                |(lock, _): &&mut (FileLock, _)| line.split_whitespace().any(|word| lock.words().contains(&word));
-            found.iter_mut().filter(of_line).for_each(|(_, pids)| pids.extend([pid]));
-        }
-    }
-    let pids_of = |lock: FileLock, seen: BTreeSet<i32>| {
+    let others = numbers("/proc").filter(|pid| *pid != own);
+    let lines: Vec<(i32, String)> = others.flat_map(|pid| lines_of_locks(pid, path, &file)).collect();
+    let pids_of = |lock: FileLock| {
+        let is_it = |line: &str| line.split_whitespace().any(|word| lock.words().contains(&word));
+        let seen: BTreeSet<i32> = lines.iter().filter(|(_, line)| is_it(line)).map(|(pid, _)| *pid).collect();
         if seen.is_empty() { callers(&file, lock.words()) } else { Some(seen.into_iter().collect()) }
     };
-    found.into_iter().filter_map(|(lock, seen)| Some((lock, pids_of(lock, seen)?))).collect()
+    FileLock::ALL.into_iter().filter_map(|lock| Some((lock, pids_of(lock)?))).collect()
 }
 
-fn lines_of_locks(pid: i32, path: &Path, file: &fs::Metadata) -> Vec<String> {
+/// Each with the pid.
+fn lines_of_locks(pid: i32, path: &Path, file: &fs::Metadata) -> Vec<(i32, String)> {
     let descriptors = format!("/proc/{pid}/fd");
     let is_it = |link: &str| {
         // The link is read first, because a stat of another process's open file might never return.
@@ -68,9 +65,8 @@ fn lines_of_locks(pid: i32, path: &Path, file: &fs::Metadata) -> Vec<String> {
     };
     let open = numbers(&descriptors).filter(|number| is_it(&format!("{descriptors}/{number}")));
     let infos = open.filter_map(|number| fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok());
-    infos
-        .flat_map(|info| info.lines().filter(|line| line.starts_with("lock:")).map(String::from).collect::<Vec<_>>())
-        .collect()
+    let lines = infos.flat_map(|info| info.lines().map(String::from).collect::<Vec<_>>());
+    lines.filter(|line| line.starts_with("lock:")).map(|line| (pid, line)).collect()
 }
 
 /// Visible other processes, by ascending pid. This does not open the file, for the reason at [`file_locks`].

@@ -132,10 +132,6 @@ pub(super) fn now(clock: ClockId) -> Duration {
     clock_gettime(clock).map(Duration::from).unwrap_or_default()
 }
 
-pub(super) fn wall() -> Duration {
-    moved(now(ClockId::CLOCK_REALTIME), 0)
-}
-
 /// All comparisons with a clock use it.
 pub fn file_time(seconds: i64, nanoseconds: i64) -> Duration {
     moved(Duration::new(seconds.max(0) as u64, nanoseconds.max(0) as u32), 1)
@@ -146,7 +142,7 @@ pub fn server_time(time: Duration) -> Duration {
     moved(time, 1)
 }
 
-fn moved(time: Duration, _clock: usize) -> Duration {
+pub(super) fn moved(time: Duration, _clock: usize) -> Duration {
     #[cfg(debug_assertions)]
     let time = {
         let by = OFFSETS.get().map_or(0, |offsets| offsets[_clock]);

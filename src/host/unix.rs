@@ -22,8 +22,8 @@ use nix::unistd::geteuid;
 use super::callers;
 use super::interface::{Host, Scope, WakeAddress, WakeSet};
 use super::machine::{
-    boot_id, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, is_this_machine, machine, namespace,
-    now, pid_namespace_of, wall,
+    boot_id, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, is_this_machine, machine, moved,
+    namespace, now, pid_namespace_of,
 };
 use super::processes::{self, FirstSight, is_absent, is_process_frozen, is_released_by, liveness_of, no_proc};
 use super::wake_set::{self, LinuxWakeSet};
@@ -77,7 +77,7 @@ impl Host for Unix {
     }
 
     fn wall(&self) -> Duration {
-        wall()
+        moved(now(ClockId::CLOCK_REALTIME), 0)
     }
 
     fn domain(&self) -> Result<PidDomain> {

@@ -125,7 +125,11 @@ impl<'a> LinuxWakeSet<'a> {
             let is_running = |stat: &ProcStat, start| stat.start == start && stat.is_running();
             let mut open = |process: &ProcessId| match before.iter().position(|(known, _)| known == process) {
                 Some(at) => Ok(Some(before.swap_remove(at).1)),
-                None => pidfd(process),
+                // On an old kernel or without free descriptors the bounded wait must suffice.
+                None => match processes::pidfd_of(process.pid) {
+                    Err(rustix::io::Errno::SRCH) => Err(()),
+                    opened => Ok(opened.ok()),
+                },
             };
             // Only a look at /proc after the opening proves that the pidfd belongs to that process and not to a later
             // user of the pid.
@@ -166,14 +170,6 @@ impl<'a> LinuxWakeSet<'a> {
             ready[whose] |= polled.any().unwrap_or(false);
         }
         Ok(ready)
-    }
-}
-
-/// `Err`: no such process. `None` on an old kernel or without free descriptors: the bounded wait must then suffice.
-fn pidfd(process: &ProcessId) -> std::result::Result<Option<OwnedFd>, ()> {
-    match processes::pidfd_of(process.pid) {
-        Err(rustix::io::Errno::SRCH) => Err(()),
-        opened => Ok(opened.ok()),
     }
 }
 

@@ -67,7 +67,7 @@ impl<'a> SleepingChild<'a> {
         signals: &'a Signals,
         dies_with_parent: bool,
     ) -> Result<SleepingChild<'a>> {
-        let failed = |errno: nix::errno::Errno| command_line.cannot_start(errno);
+        let failed = |errno: nix::errno::Errno| Error::os(errno, "start", command_line.shown());
         let (socket, childs_end) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(|errno| failed(errno_of(errno)))?;
         let environment = environment::block(variables);
@@ -140,10 +140,8 @@ impl<'a> SleepingChild<'a> {
         }
         let status = rustix::io::retry_on_intr(|| status_of(self.pid(), WaitIdOptions::empty())).ok()??;
         let failed = |errno| Err(self.command_line.cannot_execute(nix::errno::Errno::from_raw(errno)));
-        status
-            .terminating_signal()
-            .map(|signal| Ok(exit_of_signal(signal)))
-            .or_else(|| status.exit_status().map(failed))
+        let by_signal = status.terminating_signal().map(|signal| Ok(exit_of_signal(signal)));
+        by_signal.or_else(|| status.exit_status().map(failed))
     }
 }
 

@@ -116,8 +116,8 @@ fn close_all_but(keep: &[RawFd]) {
     open.into_iter().for_each(close);
 }
 
-/// Ends the process silently with a status, from any thread, even if other threads are blocked. There is no cleanup: the
-/// parent cleans up the inherited state.
+/// Ends the process silently with a status, from any thread, even if other threads are blocked. It does not clean up:
+/// the parent cleans up the inherited state.
 pub fn exit_now(status: u8) -> ! {
     // SAFETY: _exit(2) ends the process.
     unsafe { nix::libc::_exit(status.into()) }

@@ -2,7 +2,6 @@
 
 #![expect(unsafe_code, reason = "nothing owns the descriptors that csalock opened in place of closed ones")]
 
-use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -12,7 +11,7 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
-use nix::unistd::execvpe;
+use nix::unistd::{AccessFlags, access, execve, execvpe};
 
 use crate::environment;
 use crate::error::{Error, ErrorKind};
@@ -91,7 +90,6 @@ impl CommandLine {
             // A shell runs a script without #!, as execvp(3) does.
             Err(Errno::ENOEXEC) => self.execute_with_shell(&environment),
             Err(errno) => errno,
-            Ok(never) => match never {},
         }
     }
 
@@ -99,8 +97,8 @@ impl CommandLine {
         let Some(script) = find_in_path(&self.words[0]) else { return Errno::ENOEXEC };
         let words: Vec<&CStr> =
             [c"/bin/sh", script.as_c_str()].into_iter().chain(self.words[1..].iter().map(AsRef::as_ref)).collect();
-        let tried: nix::Result<Infallible> = nix::unistd::execve(c"/bin/sh", &words, environment);
-        tried.err().unwrap_or(Errno::ENOEXEC)
+        let Err(errno) = execve(c"/bin/sh", &words, environment);
+        errno
     }
 
     pub(super) fn cannot_execute(&self, errno: Errno) -> Error {
@@ -150,11 +148,7 @@ impl CommandLine {
         Error::new(ErrorKind::CommandNotFound, format!("cannot run {}: {}", self.shown(), errno.desc()), hint)
     }
 
-    pub(super) fn cannot_start(&self, errno: Errno) -> Error {
-        Error::os(errno, "start", self.shown())
-    }
-
-    fn shown(&self) -> String {
+    pub(super) fn shown(&self) -> String {
         escape(self.words[0].as_bytes())
     }
 }
@@ -193,8 +187,7 @@ pub fn is_program(word: &OsStr) -> bool {
 }
 
 fn find_in_path(program: &CStr) -> Option<CString> {
-    let may_execute = |path: &Path| nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok();
-    let is_executable = |path: &Path| path.is_file() && may_execute(path);
+    let is_executable = |path: &Path| path.is_file() && access(path, AccessFlags::X_OK).is_ok();
     if program.to_bytes().contains(&b'/') {
         return is_executable(Path::new(OsStr::from_bytes(program.to_bytes()))).then(|| program.to_owned());
     }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use super::child::SleepingChild;
 use super::exec::{CommandLine, GrantNumbers};
 use super::keeper::{KeeperConfig, spawn_detached};
-use super::lease_schedule::LeaseSchedule;
 use super::shared_lease_end::SharedLeaseEnd;
 use crate::engine::{Context, LockSet, OpenLockSet};
 use crate::environment;
@@ -119,12 +118,5 @@ impl<'a> GuardedCommand<'a> {
             }
         }
         opened.release(Call::default(), self.handle.proof(), used).into_iter().try_for_each(|answer| answer.map(drop))
-    }
-
-    /// A command whose time is over would have to end before it starts.
-    pub(super) fn left_to_start(&self) -> Duration {
-        let span = self.limits.ttl.unwrap_or(self.context.lease());
-        let ends = self.shared_lease_end.and_then(SharedLeaseEnd::load).unwrap_or(Duration::MAX);
-        LeaseSchedule { ends, span }.last_start().saturating_sub(self.context.host.boottime())
     }
 }

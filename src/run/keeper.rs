@@ -13,6 +13,7 @@
 
 use std::cell::Cell;
 use std::fs;
+use std::iter::once;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -92,7 +93,7 @@ fn new_event() -> rustix::io::Result<OwnedFd> {
 }
 
 /// Makes the eventfd readable. If its counter cannot grow, an unread notification is there.
-fn notify(event: BorrowedFd<'_>) {
+fn notify(event: &OwnedFd) {
     let _ = write(event, &1_u64.to_ne_bytes());
 }
 
@@ -111,7 +112,7 @@ pub(super) fn pause() {
 }
 
 /// Tells if there were notifications, and discards them.
-fn drain(event: BorrowedFd<'_>) -> bool {
+fn drain(event: &OwnedFd) -> bool {
     read(event, &mut [0; 8]).is_ok()
 }
 
@@ -143,9 +144,8 @@ impl<'a> Keeper<'a> {
             let supervisor = Pid::this();
             // An earlier keeper may have received a wake-up that it did not handle, and a socket of its own comes later.
             let is_late = self.was_started.replace(true) || self.wake_socket.is_none();
-            let work = || self.config.run(None, Some(supervisor), Some(&self.lease_changed), self.wake_socket, is_late);
-            let keep: Vec<_> =
-                [Some(self.lease_changed.as_fd()), self.wake_socket.map(AsFd::as_fd)].into_iter().flatten().collect();
+            let work = || self.config.run(supervisor, Some(self), is_late);
+            let keep: Vec<_> = once(self.lease_changed.as_fd()).chain(self.wake_socket.map(AsFd::as_fd)).collect();
             // If the keeper does not start, the supervisor ends the command before the lease ends.
             self.pid.set(detach::spawn(&keep, work).ok());
         }
@@ -166,7 +166,7 @@ impl<'a> Keeper<'a> {
 
     /// Tells if that happened since the last call, and reaps a keeper that has ended.
     pub fn drain(&self) -> bool {
-        let is_new = drain(self.lease_changed.as_fd());
+        let is_new = drain(&self.lease_changed);
         let status = self.pid.get().map(|pid| waitpid(pid, Some(WaitPidFlag::WNOHANG)));
         let ended = status.is_some_and(|status| status != Ok(WaitStatus::StillAlive));
         if ended {
@@ -188,7 +188,7 @@ impl KeeperConfig<'_> {
         let this = Pid::this();
         loop {
             let keep = || {
-                self.run(Some(this), None, None, None, is_late);
+                self.run(this, None, is_late);
                 // The parent was killed, and the threads of this keeper have ended.
                 self.run_in_child(true);
             };

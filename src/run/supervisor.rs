@@ -4,14 +4,15 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use self::while_running::{EventLoop, ExitReport};
-use super::child::{RunningCommand, SleepingChild};
+use super::child::SleepingChild;
 use super::exec::GrantNumbers;
 use super::flock::Flock;
 use super::guarded_command::GuardedCommand;
 use super::keeper::{Keeper, KeeperConfig};
-use super::lease_schedule::{LONGEST_RELEASE, LONGEST_SILENCE, SILENCE_CHECK_INTERVAL, StopReason};
+use super::lease_schedule::{LONGEST_RELEASE, LONGEST_SILENCE, LeaseSchedule, SILENCE_CHECK_INTERVAL, StopReason};
 use super::shared_lease_end::SharedLeaseEnd;
 use super::tree::{Tree, survivors};
 use crate::engine::{Engine, LockRef, OpenLockSet, RETRY_INTERVAL, Released};
@@ -88,7 +89,7 @@ impl<'a> Supervisor<'a> {
         let keeper = keeper.map(|(config, lease_changed)| {
             Keeper::new(KeeperConfig { tree: tree.as_ref(), ..config }, wake_socket.as_ref(), lease_changed)
         });
-        let mut command = match self.start(child, grants, &files, numbers, keeper.as_ref()) {
+        let mut command = match self.start_keeper(keeper.as_ref(), grants).and_then(|()| child.start(numbers, &files)) {
             Ok(command) => command,
             Err(error) => return self.give_up(keeper.as_ref(), error),
         };
@@ -114,15 +115,8 @@ impl<'a> Supervisor<'a> {
         exit
     }
 
-    /// Starts the keeper, if the locks need one, and then the command: no command runs without its keeper.
-    fn start(
-        &self,
-        child: SleepingChild<'_>,
-        grants: &[Grant],
-        files: &[Flock],
-        numbers: GrantNumbers,
-        keeper: Option<&Keeper<'_>>,
-    ) -> Result<RunningCommand> {
+    /// Starts the keeper, if the locks need one, before the command: no command runs without its keeper.
+    fn start_keeper(&self, keeper: Option<&Keeper<'_>>, grants: &[Grant]) -> Result<()> {
         if let (Some(keeper), Some(shared_lease_end)) = (keeper, self.guarded.shared_lease_end) {
             shared_lease_end.store(self.opened.lease_ends(grants));
             if !keeper.ensure_running() {
@@ -130,12 +124,16 @@ impl<'a> Supervisor<'a> {
                 let hint = "see the limit of processes (ulimit -u) and the free memory, then try again";
                 return Err(Error::new(ErrorKind::System, what, hint));
             }
-            if self.guarded.left_to_start().is_zero() {
+            // A command whose time is over would have to end before it starts.
+            let span = self.guarded.limits.ttl.unwrap_or(self.guarded.context.lease());
+            let ends = shared_lease_end.load().unwrap_or(Duration::MAX);
+            let last_start = LeaseSchedule { ends, span }.last_start();
+            if last_start <= self.guarded.context.host.boottime() {
                 let what = "its lease was over before the command could begin; it was not run";
                 return Err(Error::new(ErrorKind::Lost, what, "try again"));
             }
         }
-        child.start(numbers, files)
+        Ok(())
     }
 
     fn give_up(&self, keeper: Option<&Keeper<'_>>, why: Error) -> Result<Exit> {
@@ -149,18 +147,13 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Releases the locks after the end of the command, and reports why csalock ended it or lost a lock.
-    fn release_and_report(
-        &self,
-        ended: &ExitReport,
-        keeper: Option<&Keeper<'_>>,
-        spare_socket: Option<WakeSocket>,
-    ) -> Exit {
+    fn release_and_report(&self, ended: &ExitReport, keeper: Option<&Keeper<'_>>, spare: Option<WakeSocket>) -> Exit {
         let exit = exit_of_report(ended);
         // Without a keeper no lease is renewed, so every lease is a time limit that a caller set.
         let has_limit = self.guarded.limits.ttl.is_some() || keeper.is_none();
         let release = || {
             self.report_success(ended, exit);
-            self.release(ended, spare_socket)
+            self.release(ended, spare)
         };
         // The keeper goes on if the store does not answer.
         let (lost, had_limit) = if keeper.is_some() { self.or_exit_if_silent(ended, exit, release) } else { release() };
@@ -239,9 +232,9 @@ impl<'a> Supervisor<'a> {
         shared.inspect(|shared| shared.is_unrecorded.store(false, SeqCst));
     }
 
-    /// If descriptors are scarce, the release takes that of the `spare_socket`. Returns whether a lock was lost while
+    /// If descriptors are scarce, the release takes that of the `spare` socket. Returns whether a lock was lost while
     /// the command ran, and whether the last lease of a lock was a time limit that a caller set.
-    fn release(&self, ended: &ExitReport, spare_socket: Option<WakeSocket>) -> (bool, bool) {
+    fn release(&self, ended: &ExitReport, spare: Option<WakeSocket>) -> (bool, bool) {
         let now = self.guarded.context.host.boottime();
         let opened = self.opened;
         // The keeper may have renewed the lease while the success was recorded.
@@ -253,8 +246,8 @@ impl<'a> Supervisor<'a> {
         let mut released = opened.release(call, proof, used);
         // The first release of a database opens more files than the acquisition that created it.
         let is_of_system = |error: &Error| error.kind() == ErrorKind::System;
-        if spare_socket.is_some() && released.iter().any(|released| released.as_ref().is_err_and(is_of_system)) {
-            drop(spare_socket);
+        if spare.is_some() && released.iter().any(|released| released.as_ref().is_err_and(is_of_system)) {
+            drop(spare);
             for (answer, (target, engine)) in released.iter_mut().zip(opened.each()) {
                 if answer.as_ref().is_err_and(is_of_system) {
                     *answer = engine.during(call).release_after(&target.name, proof, used);
@@ -262,7 +255,7 @@ impl<'a> Supervisor<'a> {
             }
         } else {
             // The process ends soon, and the kernel closes its descriptors.
-            std::mem::forget(spare_socket);
+            std::mem::forget(spare);
         }
         for (at, ((target, engine), released)) in opened.each().zip(&released).enumerate() {
             match released {

@@ -10,12 +10,8 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
-use crate::error::{Error, ErrorKind, Result};
-
-pub fn boottime_timer() -> Result<TimerFd> {
-    let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
-    TimerFd::new(ClockId::CLOCK_BOOTTIME, flags)
-        .map_err(|errno| Error::new(ErrorKind::System, format!("cannot set a timer: {}", errno.desc()), ""))
+pub fn boottime_timer() -> nix::Result<TimerFd> {
+    TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)
 }
 
 /// Makes the timer readable from `at` on; `None`: never.

@@ -61,8 +61,7 @@ use sha2::{Digest, Sha256};
 use self::api::{Pair, RangeAnswer, encoded, prefix_end};
 use self::client::Client;
 use self::leases::KnownLeases;
-use super::net::errors::{CallError, NetError};
-use super::net::host_and_port;
+use super::net::{CallError, NetError, host_and_port};
 use super::write_set::Absences;
 use super::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Topic, Upkeep, Variables, Version,

@@ -54,6 +54,14 @@ const LOCK: Mode = Mode::from_bits_truncate(0o222);
 /// Maximum number of rotations by other processes before an append fails.
 const MOST_TRIES: usize = 8;
 
+const MOST_OF_LINE: u64 = 64 << 10;
+
+/// Maximum number of bytes read of a generation, from its end.
+const MOST_READ: u64 = 1 << 30;
+
+/// Maximum number of reads if another host replaces the files meanwhile.
+const MOST_REREADS: usize = 3;
+
 pub(super) struct HistoryFile<'a> {
     pub(super) at: BorrowedFd<'a>,
     pub(super) name: PathBuf,
@@ -90,7 +98,11 @@ impl HistoryFile<'_> {
                 size <= limits.size / 2 && (found.stx_size == 0 || now.saturating_sub(begun(&found)) <= limits.age);
             // A failed rotation means that another process is rotating the file at this moment.
             if has_room || (!self.rotate(&found, limits, now)? && size <= limits.size) {
-                return write_once(&file, line);
+                // One write(2): the line is complete or absent if the file system permits.
+                return match retry_on_intr(|| rustix::io::write(&file, line)) {
+                    Ok(written) if written < line.len() => Err(Errno::EIO),
+                    done => done.map(drop).map_err(errno_of),
+                };
             }
         }
         Err(Errno::EAGAIN)
@@ -158,44 +170,7 @@ impl HistoryFile<'_> {
     fn older(&self) -> PathBuf {
         with_suffix(&self.name, ".1")
     }
-}
 
-/// Permissions of the users who may write: the history has command lines, which other users may not see.
-/// The group of a store that others cannot read may read, because its owner has chosen that group.
-fn of_writers(store: Mode) -> Mode {
-    let (write, others) = (Mode::S_IWGRP | Mode::S_IWOTH, Mode::S_IROTH | Mode::S_IXOTH);
-    let writers = Mode::from_bits_truncate((store & write).bits() * 3);
-    let readers = if store.intersects(others) { Mode::empty() } else { Mode::S_IRGRP };
-    store & (Mode::S_IRWXU | writers | readers)
-}
-
-fn look_at(file: &File) -> nix::Result<Statx> {
-    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-    statx(file, "", StatxAt::EMPTY_PATH, wanted).map_err(errno_of)
-}
-
-fn begun(found: &Statx) -> Duration {
-    let known = found.stx_mask & StatxFlags::BTIME.bits() != 0;
-    file_time(if known { found.stx_btime.tv_sec } else { found.stx_mtime.tv_sec }, 0)
-}
-
-/// One write(2): the line is complete or absent if the file system permits.
-fn write_once(file: &File, line: &[u8]) -> nix::Result<()> {
-    match retry_on_intr(|| rustix::io::write(file, line)) {
-        Ok(written) if written < line.len() => Err(Errno::EIO),
-        done => done.map(drop).map_err(errno_of),
-    }
-}
-
-const MOST_OF_LINE: u64 = 64 << 10;
-
-/// Maximum number of bytes read of a generation, from its end.
-const MOST_READ: u64 = 1 << 30;
-
-/// Maximum number of reads if another host replaces the files meanwhile.
-const MOST_REREADS: usize = 3;
-
-impl HistoryFile<'_> {
     /// Visits the lines, the older generation's first. `path` is the path of the file, for messages.
     pub(super) fn read(&self, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
         let failed = |error: io::Error| Error::os(errno_of(error), "read the history", path);
@@ -238,6 +213,25 @@ impl HistoryFile<'_> {
             Err(errno) => Err(Error::os(errno, "read the history", path)),
         }
     }
+}
+
+/// Permissions of the users who may write: the history has command lines, which other users may not see.
+/// The group of a store that others cannot read may read, because its owner has chosen that group.
+fn of_writers(store: Mode) -> Mode {
+    let (write, others) = (Mode::S_IWGRP | Mode::S_IWOTH, Mode::S_IROTH | Mode::S_IXOTH);
+    let writers = Mode::from_bits_truncate((store & write).bits() * 3);
+    let readers = if store.intersects(others) { Mode::empty() } else { Mode::S_IRGRP };
+    store & (Mode::S_IRWXU | writers | readers)
+}
+
+fn look_at(file: &File) -> nix::Result<Statx> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    statx(file, "", StatxAt::EMPTY_PATH, wanted).map_err(errno_of)
+}
+
+fn begun(found: &Statx) -> Duration {
+    let known = found.stx_mask & StatxFlags::BTIME.bits() != 0;
+    file_time(if known { found.stx_btime.tv_sec } else { found.stx_mtime.tv_sec }, 0)
 }
 
 /// `length` if no data follow. A hole in the file has no lines, and may be large although it takes no space.

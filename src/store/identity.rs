@@ -9,34 +9,26 @@ use std::path::{Path, PathBuf};
 
 use super::Location;
 
-#[derive(Debug, PartialEq, Eq)]
+/// Identity of a store in files.
+#[derive(PartialEq, Eq)]
 struct Identity {
-    order: Order,
+    is_database: bool,
+    /// Inode number of the existing path or of its nearest existing ancestor, and the rest of the path.
+    inode: u64,
+    below: PathBuf,
     device: u64,
 }
 
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Order {
-    /// Inode number of the existing path or of its nearest existing ancestor, and the rest of the path.
-    Files { is_database: bool, inode: u64, below: PathBuf },
-    /// A call has at most one store on servers, which may be named in any way.
-    Server,
-}
-
-impl Identity {
-    fn of(location: &Location) -> Identity {
-        let Some(path) = location.path() else { return Identity { order: Order::Server, device: 0 } };
-        // A store next to files comes and goes; the directory of the files stays.
-        let from = location.directory_of_files().unwrap_or(path);
-        let found = from.ancestors().find_map(|ancestor| Some((ancestor, ancestor.metadata().ok()?)));
-        let (ancestor, device, inode) =
-            found.map_or((Path::new(""), 0, 0), |(ancestor, found)| (ancestor, found.dev(), found.ino()));
-        let below = path.strip_prefix(ancestor).unwrap_or(path).to_path_buf();
-        Identity {
-            order: Order::Files { is_database: matches!(location, Location::Sqlite { .. }), inode, below },
-            device,
-        }
-    }
+/// `None` for a store on servers: a call has at most one, which may be named in any way.
+fn identity(location: &Location) -> Option<Identity> {
+    let path = location.path()?;
+    // A store next to files comes and goes; the directory of the files stays.
+    let from = location.directory_of_files().unwrap_or(path);
+    let found = from.ancestors().find_map(|ancestor| Some((ancestor, ancestor.metadata().ok()?)));
+    let (ancestor, device, inode) =
+        found.map_or((Path::new(""), 0, 0), |(ancestor, found)| (ancestor, found.dev(), found.ino()));
+    let below = path.strip_prefix(ancestor).unwrap_or(path).to_path_buf();
+    Some(Identity { is_database: matches!(location, Location::Sqlite { .. }), inode, below, device })
 }
 
 /// The stores in the global order for acquisitions, each with all of its locations.
@@ -46,16 +38,19 @@ pub fn in_order(mut locations: Vec<Location>) -> Vec<Vec<Location>> {
     if locations.len() < 2 {
         return vec![locations];
     }
-    let mut stores: Vec<(Identity, Vec<Location>)> = Vec::new();
+    let mut stores: Vec<(Option<Identity>, Vec<Location>)> = Vec::new();
     for location in locations {
-        let identity = Identity::of(&location);
-        match stores.iter_mut().find(|(known, _)| *known == identity && identity.order != Order::Server) {
+        let identity = identity(&location);
+        match stores.iter_mut().find(|(known, _)| *known == identity && identity.is_some()) {
             Some((_, paths)) => paths.push(location),
             None => stores.push((identity, vec![location])),
         }
     }
     // The sort is stable: stores on different devices with the same number stay in the order of their paths.
-    stores.sort_by(|(left, _), (right, _)| left.order.cmp(&right.order));
+    stores.sort_by_cached_key(|(identity, _)| {
+        let order = identity.as_ref().map(|it| (it.is_database, it.inode, it.below.clone()));
+        (order.is_none(), order)
+    });
     stores.into_iter().map(|(_, paths)| paths).collect()
 }
 

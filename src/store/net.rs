@@ -4,8 +4,8 @@
 //! This module uses addresses directly. The process and its forked children cache those of a name for a while. If the name
 //! service then fails, the last addresses count: a command that runs must not end because of it.
 
-pub(super) mod errors;
-pub(super) mod retry;
+mod errors;
+mod retry;
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -25,7 +25,8 @@ use rustls::{ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, Suppo
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
-use self::errors::NetError;
+pub(super) use self::errors::{CallError, Cause, NetError, Retry};
+pub(super) use self::retry::{Calls, PATIENCE};
 use super::{Call, guarded};
 use crate::error::{self, Error, ErrorKind, errno_of};
 use crate::host::{Host, addresses_of};
@@ -55,7 +56,7 @@ pub(super) struct Connector {
     pub(super) host: Arc<dyn Host>,
     pub(super) call_deadline: Arc<CallDeadline>,
     tls: Option<Arc<ClientConfig>>,
-    lonely: bool,
+    most_for_connecting: Duration,
 }
 
 impl Connector {
@@ -63,7 +64,8 @@ impl Connector {
     pub(super) fn new(host: Arc<dyn Host>, tls: Option<ClientConfig>, lonely: bool, names: &[String]) -> Connector {
         let until = host.boottime() + TO_LOOK_UP;
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
-        let connector = Connector { host, call_deadline, tls: tls.map(Arc::new), lonely };
+        let most_for_connecting = if lonely { Duration::MAX } else { MOST_FOR_CONNECTING };
+        let connector = Connector { host, call_deadline, tls: tls.map(Arc::new), most_for_connecting };
         for server in names {
             let left = until.saturating_sub(connector.host.boottime());
             let _ = connector.addresses(server, left.max(MOST_FOR_CONNECTING));
@@ -84,10 +86,7 @@ impl Connector {
     }
 
     pub(super) fn connect(&self, server: &str) -> Result<TcpStream, NetError> {
-        let mut most = self.call_deadline.left();
-        if !self.lonely {
-            most = most.min(MOST_FOR_CONNECTING);
-        }
+        let most = self.call_deadline.left().min(self.most_for_connecting);
         if most.is_zero() {
             return Err(NetError::Silent);
         }
@@ -397,7 +396,7 @@ mod tests {
     fn the_last_addresses_count_while_the_name_service_fails() {
         let host: Arc<dyn Host> = Arc::new(Fake::new(1));
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
-        let connector = Connector { host, call_deadline, tls: None, lonely: true };
+        let connector = Connector { host, call_deadline, tls: None, most_for_connecting: Duration::MAX };
         let server = "csalock.invalid:2379";
         assert!(connector.addresses(server, TO_LOOK_UP).is_err());
         let known = vec![SocketAddr::from(([127, 0, 0, 1], 2379))];

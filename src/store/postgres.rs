@@ -59,8 +59,7 @@ use std::time::Duration;
 use self::session::{Row, Session};
 use self::settings::{Settings, is_known};
 use super::leases::{Seen, lend_shared, remaining_shared};
-use super::net::retry::Calls;
-use super::net::{Connector, host_and_port};
+use super::net::{Calls, Connector, host_and_port};
 use super::write_set::Absences;
 use super::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Topic, Upkeep, Variables, Version,
@@ -170,6 +169,11 @@ const PAGE: &str = "SELECT number, CASE WHEN octet_length(body) <= 4194304 THEN 
                     (SELECT * FROM $.records WHERE name > $1 ORDER BY name LIMIT 256) page) page \
                     WHERE before < 1048576 ORDER BY name";
 
+const TIME: &str = "SELECT floor(1000 * extract(epoch FROM clock_timestamp()))::bigint";
+
+/// Time for which the server's time in an answer counts: in steps of this host's clock, it is that much older.
+const TIME_LASTS: Duration = Duration::from_secs(5);
+
 pub struct Postgres {
     host: Arc<dyn Host>,
     connector: Connector,
@@ -231,6 +235,21 @@ impl Postgres {
 
     fn nonsense(&self) -> Error {
         errors::explain(&errors::strange("an answer that does not fit"), &self.place, &self.schema)
+    }
+
+    /// Notes the server's time in an answer that has just come, in milliseconds since 1970.
+    fn note_time(&self, time: Option<i64>) {
+        let time = time.map(|time| server_time(Duration::from_millis(time.unsigned_abs())));
+        *guarded(&self.server_time) = time.map(|time| (self.host.boottime(), time));
+    }
+
+    fn recent_time(&self, call: Call) -> Result<Duration> {
+        let known = *guarded(&self.server_time);
+        let known = known.map(|(at, time)| (time, self.host.boottime().saturating_sub(at)));
+        match known {
+            Some((time, since)) if since < TIME_LASTS => Ok(time + since),
+            _ => self.time(call),
+        }
     }
 }
 
@@ -339,28 +358,6 @@ impl Upkeep for Postgres {
 
     fn diagnose(&self, call: Call) -> Vec<Finding> {
         self.findings(call)
-    }
-}
-
-const TIME: &str = "SELECT floor(1000 * extract(epoch FROM clock_timestamp()))::bigint";
-
-/// Time for which the server's time in an answer counts: in steps of this host's clock, it is that much older.
-const TIME_LASTS: Duration = Duration::from_secs(5);
-
-impl Postgres {
-    /// Notes the server's time in an answer that has just come, in milliseconds since 1970.
-    fn note_time(&self, time: Option<i64>) {
-        let time = time.map(|time| server_time(Duration::from_millis(time.unsigned_abs())));
-        *guarded(&self.server_time) = time.map(|time| (self.host.boottime(), time));
-    }
-
-    fn recent_time(&self, call: Call) -> Result<Duration> {
-        let known = *guarded(&self.server_time);
-        let known = known.map(|(at, time)| (time, self.host.boottime().saturating_sub(at)));
-        match known {
-            Some((time, since)) if since < TIME_LASTS => Ok(time + since),
-            _ => self.time(call),
-        }
     }
 }
 

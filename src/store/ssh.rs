@@ -28,8 +28,7 @@ use self::client::{Slot, Subscribed};
 pub use self::serve::serve;
 use self::wire::{Change, Commit, Reply, WireRequest};
 use super::directory::layout::file_name;
-use super::net::host_and_port;
-use super::net::retry::Calls;
+use super::net::{Calls, host_and_port};
 use super::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Subscription, Swept, Topic, Upkeep, Version,
     Versioned, Visit, WriteSet,

@@ -4,6 +4,7 @@
 //! If the store reports changes of records, the keeper sees at once, not only at the next renewal, that another host
 //! acquires a lost lock.
 
+use std::iter::once;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
@@ -13,7 +14,7 @@ use nix::sys::timerfd::TimerFd;
 use nix::unistd::{Pid, getppid};
 use rustix::process::{Signal, pidfd_send_signal};
 
-use super::{KeeperConfig, drain, new_event, notify, pause, retry_until_ok};
+use super::{Keeper, KeeperConfig, drain, new_event, notify, pause, retry_until_ok};
 use crate::engine::{Engine, OpenLockSet};
 use crate::error::Result;
 use crate::host::{WakeAddress, WakeSocket, is_at_work, is_stopped, liveness_of, pidfd_of, send};
@@ -51,17 +52,13 @@ struct LeaseWatch {
 }
 
 impl KeeperConfig<'_> {
-    /// Renews the leases until no lock is held any more or the owners have ended. Notifies `listener` of each new end. A
-    /// wake-up at `wake_socket`, or at a socket of its own, reports a change. A keeper that is late may have missed a
-    /// change. The call returns only when the `parent` of a keeper without a supervisor has ended.
-    pub(super) fn run(
-        &self,
-        parent: Option<Pid>,
-        supervisor: Option<Pid>,
-        listener: Option<&OwnedFd>,
-        wake_socket: Option<&WakeSocket>,
-        is_late: bool,
-    ) {
+    /// Renews the leases until no lock is held any more or the owners have ended. With a `keeper`, the `parent` is its
+    /// supervisor, which is notified of each new end. A wake-up at its socket, or at one of this process, reports a
+    /// change. A keeper that is late may have missed a change. The call returns only when the parent of a keeper
+    /// without a supervisor has ended.
+    pub(super) fn run(&self, parent: Pid, keeper: Option<&Keeper<'_>>, is_late: bool) {
+        let supervisor = keeper.map(|_| parent);
+        let wake_socket = keeper.and_then(|keeper| keeper.wake_socket);
         // Most commands end soon, and their supervisor then ends a keeper that has hardly begun. A change, for example a
         // break of the lock, does not wait.
         let rest = self.shared_lease_end.load().filter(|_| supervisor.is_some() && !is_late);
@@ -75,31 +72,33 @@ impl KeeperConfig<'_> {
         let mut owners: Owners<'_> = self.owners.iter().map(|owner| (owner, None)).collect();
         owners.retain_mut(|(owner, pidfd)| self.is_alive(owner, pidfd));
         let own = wake_socket.is_none().then(|| WakeSocket::new(WakeAddress::Supervisor(&self.proof))).flatten();
-        let listeners: Vec<BorrowedFd<'_>> =
-            [Some(&changed), listener].into_iter().flatten().map(AsFd::as_fd).collect();
-        let parent = parent.map(|parent| (parent, pidfd_of(parent.as_raw()).ok()));
+        let listeners: Vec<&OwnedFd> = once(&changed).chain(keeper.map(|keeper| &keeper.lease_changed)).collect();
+        let parent = keeper.is_none().then(|| (parent, pidfd_of(parent.as_raw()).ok()));
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let renew = || {
-                self.renew_loop(supervisor.is_some(), renew_now.as_fd(), &listeners, &ended);
+                self.renew_loop(supervisor.is_some(), &renew_now, &listeners, &ended);
                 if !ended.load(SeqCst) {
                     detach::exit_now(0);
                 }
             };
             if std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, renew).is_ok() {
                 if is_late {
-                    notify(renew_now.as_fd());
+                    notify(&renew_now);
                 }
                 let wake_socket = wake_socket.or(own.as_ref());
-                if !self.watch((&parent, supervisor), owners, &timer, wake_socket, renew_now.as_fd(), changed.as_fd()) {
+                if !self.watch((&parent, supervisor), owners, &timer, wake_socket, &renew_now, &changed) {
                     ended.store(true, SeqCst);
-                    notify(renew_now.as_fd());
+                    notify(&renew_now);
                     return;
                 }
                 // The renewal loop stops first, because on a slow store it would starve a release. But a success that is
                 // not on record yet needs the lock, even if the supervisor is stopped for long.
                 ended.store(!self.is_reported, SeqCst);
-                self.await_release(supervisor);
+                // A running supervisor releases the locks itself, however long that takes; then it ends the keeper.
+                while has_parent(supervisor) && (self.is_reported || is_at_work(getppid().as_raw())) {
+                    pause();
+                }
                 ended.store(true, SeqCst);
                 self.record_owner_death();
                 detach::exit_now(0);
@@ -115,8 +114,8 @@ impl KeeperConfig<'_> {
         mut owners: Owners<'_>,
         timer: &TimerFd,
         wake_socket: Option<&WakeSocket>,
-        renew_now: BorrowedFd<'_>,
-        lease_changed: BorrowedFd<'_>,
+        renew_now: &OwnedFd,
+        lease_changed: &OwnedFd,
     ) -> bool {
         let mut lease_watch = LeaseWatch { supervisor, ..LeaseWatch::default() };
         loop {
@@ -135,7 +134,7 @@ impl KeeperConfig<'_> {
             let pidfds = owners.iter().filter_map(|(_, pidfd)| Some(pidfd.as_ref()?.as_fd()));
             let parent_fd = parent.as_ref().and_then(|(_, pidfd)| pidfd.as_ref());
             let others = wake_socket.map(AsFd::as_fd).into_iter().chain(parent_fd.map(AsFd::as_fd));
-            let _ = wait_readable(pidfds.chain([lease_changed, timer.as_fd()]).chain(others), None);
+            let _ = wait_readable(pidfds.chain([lease_changed.as_fd(), timer.as_fd()]).chain(others), None);
             drain(lease_changed);
             if wake_socket.is_some_and(WakeSocket::was_woken) {
                 notify(renew_now);
@@ -200,13 +199,6 @@ impl KeeperConfig<'_> {
         }
     }
 
-    /// A running supervisor releases the locks itself, however long the store takes; then it ends the keeper.
-    fn await_release(&self, supervisor: Option<Pid>) {
-        while has_parent(supervisor) && (self.is_reported || is_at_work(getppid().as_raw())) {
-            pause();
-        }
-    }
-
     /// False if it has ended. An owner that cannot be observed is not dead: descriptors may be exhausted, and `hidepid`
     /// hides a command that has become another user's.
     fn is_alive(&self, owner: &ProcessId, pidfd: &mut Option<OwnedFd>) -> bool {
@@ -247,13 +239,7 @@ impl KeeperConfig<'_> {
     ///
     /// Each new end of the lease is stored, and then the `listeners` are notified. The eventfd `renew_now` starts a renewal.
     /// A keeper without a supervisor gives up, too, if the store stays silent for long after the lease is over.
-    fn renew_loop(
-        &self,
-        had_supervisor: bool,
-        renew_now: BorrowedFd<'_>,
-        listeners: &[BorrowedFd<'_>],
-        ended: &AtomicBool,
-    ) {
+    fn renew_loop(&self, had_supervisor: bool, renew_now: &OwnedFd, listeners: &[&OwnedFd], ended: &AtomicBool) {
         let timer = retry_until_ok(boottime_timer);
         let span = self.context.lease();
         let mut opened: Option<OpenLockSet<'_>> = None;
@@ -264,7 +250,7 @@ impl KeeperConfig<'_> {
         let mut next = self.shared_lease_end.load().map_or(Duration::ZERO, |ends| schedule(ends).renewal());
         loop {
             set_timer(&timer, Some(next.min(changes.due)));
-            let _ = wait_readable([renew_now, timer.as_fd()].into_iter().chain(changes.descriptors()), None);
+            let _ = wait_readable([renew_now.as_fd(), timer.as_fd()].into_iter().chain(changes.descriptors()), None);
             drain(renew_now);
             changes.take_notifications();
             if ended.load(SeqCst) {
@@ -289,7 +275,7 @@ impl KeeperConfig<'_> {
                 }
             };
             self.shared_lease_end.store(ends);
-            listeners.iter().for_each(|listener| notify(*listener));
+            listeners.iter().for_each(|listener| notify(listener));
             if !is_held {
                 return;
             }

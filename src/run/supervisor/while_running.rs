@@ -171,7 +171,8 @@ impl<'a> EventLoop<'a> {
             tree.send(Signal::SIGKILL as i32, self.keeper_pid());
         }
         let now = self.boottime();
-        if self.report.stopped.is_none() && (event || self.is_due(now)) {
+        let mut due = self.limits.iter().map(|limit| limit.term).chain(self.next_check);
+        if self.report.stopped.is_none() && (event || due.any(|next| next <= now)) {
             self.read_limits();
         }
         if self.rests_at.take_if(|at| *at <= now).is_some() {
@@ -244,8 +245,8 @@ impl<'a> EventLoop<'a> {
         self.limits = max_hold.into_iter().chain(lease).collect();
     }
 
-    /// Zero if its lease is over, the grant was lost, or the store did not answer, but `known` if this process only lacks a
-    /// descriptor. `None`: it has no lease, or the command released it.
+    /// Zero if its lease is over, the grant was lost, or the store did not answer, but `known` if this process only
+    /// lacks a descriptor. `None`: it has no lease, or the command released it.
     fn left_of_lock(&mut self, at: usize, lock: (&LockRef, &Engine), known: Option<Duration>) -> Option<Duration> {
         let (target, engine) = lock;
         if self.report.released.contains(&at) {
@@ -320,10 +321,6 @@ impl<'a> EventLoop<'a> {
             }
         }
         Ok(())
-    }
-
-    fn is_due(&self, now: Duration) -> bool {
-        self.limits.iter().map(|limit| limit.term).chain(self.next_check).any(|next| next <= now)
     }
 
     /// On CLOCK_BOOTTIME.

@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::errors::{EtcdCause, EtcdError};
-use crate::store::net::errors::{CallError, NetError};
+use crate::store::net::{CallError, NetError};
 
 pub(super) const LONGEST_TOKEN: usize = 8192;
 

@@ -25,9 +25,7 @@ use super::errors::{EtcdError, LEASE_EXISTS, NEEDS_NO_LOGIN, explain, is_login_o
 use super::http::{Answer, Connection, HttpRequest, tls_config};
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::store::net::errors::{CallError, NetError, Retry};
-use crate::store::net::retry::Calls;
-use crate::store::net::{Connector, Wire, is_readable};
+use crate::store::net::{CallError, Calls, Connector, NetError, Retry, Wire, is_readable};
 use crate::store::{Call, Cluster, Subscription, Variables, guarded};
 
 /// Maximum time for one server in the first round, doubled in each later round up to the largest; and its minimum.
@@ -39,7 +37,7 @@ pub(super) struct Client {
     pub(super) cluster: Cluster,
     pub(super) host: Arc<dyn Host>,
     connector: Connector,
-    login: Auth,
+    pub(super) login: Auth,
     pub(super) calls: Calls,
     state: Mutex<State>,
 }
@@ -225,36 +223,14 @@ impl Client {
         date.ok_or_else(|| self.nonsense("an answer without a date"))
     }
 
-    pub(super) fn user(&self) -> Option<&str> {
-        self.login.wanted().map(|(user, _)| user)
-    }
-}
-
-/// Maximum length of the confirmation of a watch, in bytes.
-const LONGEST_BEGINNING: usize = 8192;
-
-struct Watch(Wire);
-
-impl Subscription for Watch {
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.0.socket().as_fd()
-    }
-
-    fn is_notified(&mut self) -> bool {
-        is_readable(self.descriptor())
-    }
-}
-
-impl Client {
     /// Subscribes to changes of this key: to all later changes, unless `which` specifies otherwise.
     pub(super) fn watch(&self, call: Call, key: &[u8], mut which: Value) -> Option<Box<dyn Subscription>> {
         let server = self.cluster.endpoints[guarded(&self.state).at].clone();
         let mut wire = self.connector.for_subscription(call).dial(&server).ok()?;
         which["key"] = encoded(key).into();
-        let (mut bytes, mut said) = (Vec::new(), Vec::new());
         let request = HttpRequest::new("/v3/watch", &json!({"create_request": which}));
-        request.encode(&server, self.login.token().as_deref(), &mut bytes);
-        wire.send(&bytes).ok()?;
+        wire.send(request.encode(&server, self.login.token().as_deref()).as_bytes()).ok()?;
+        let mut said = Vec::new();
         loop {
             let mut buffer = [0; 1024];
             let amount = wire.read(&mut buffer).ok().filter(|amount| *amount > 0)?;
@@ -271,6 +247,21 @@ impl Client {
             }
         }
         Some(Box::new(Watch(wire)))
+    }
+}
+
+/// Maximum length of the confirmation of a watch, in bytes.
+const LONGEST_BEGINNING: usize = 8192;
+
+struct Watch(Wire);
+
+impl Subscription for Watch {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.socket().as_fd()
+    }
+
+    fn is_notified(&mut self) -> bool {
+        is_readable(self.descriptor())
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::error::{Error, ErrorKind};
 use crate::name::{escape, shell_quote};
 use crate::store::Cluster;
-use crate::store::net::errors::{CallError, Cause, NetError, Retry};
+use crate::store::net::{CallError, Cause, NetError, Retry};
 
 pub(super) type EtcdError = CallError<EtcdCause>;
 
@@ -21,26 +21,15 @@ impl Cause for EtcdCause {
         match self {
             EtcdCause::WantsTls | EtcdCause::NoGateway => Retry::IfMet,
             EtcdCause::Said(1 | 4 | 14, _) => Retry::Always,
-            EtcdCause::Said(_, said) if passes(said) => Retry::Always,
+            EtcdCause::Said(_, said) if PASSING.lines().any(|passing| said.contains(passing)) => Retry::Always,
             EtcdCause::Said(..) => Retry::Answered,
         }
     }
 }
 
-/// Messages of etcd while its members elect a leader or are overloaded.
-fn passes(said: &str) -> bool {
-    [
-        "request timed out",
-        "leader changed",
-        "no leader",
-        "not leader",
-        "too many requests",
-        "not healthy",
-        "server stopped",
-    ]
-    .iter()
-    .any(|passing| said.contains(passing))
-}
+/// Messages of etcd while its members elect a leader or are overloaded, one in each line.
+const PASSING: &str = "request timed out\nleader changed\nno leader\nnot leader\ntoo many requests\nnot healthy\n\
+                       server stopped";
 
 impl fmt::Display for EtcdCause {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

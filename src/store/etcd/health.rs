@@ -128,8 +128,8 @@ fn of_members(client: &Client, call: Call) -> Option<Finding> {
 }
 
 fn of_login(client: &Client) -> Finding {
-    match client.user() {
-        Some(user) => Finding::good("login", format!("as {}", escape(user.as_bytes()))),
+    match client.login.wanted() {
+        Some((user, _)) => Finding::good("login", format!("as {}", escape(user.as_bytes()))),
         None if client.cluster.tls => Finding::good("login", "none, and none is required"),
         None => {
             let cure = "if others reach etcd, run `etcdctl auth enable` and give csalock a role for its prefix";

@@ -15,8 +15,7 @@ use serde_json::Value;
 
 use crate::error::{self, Error, ErrorKind};
 use crate::store::Variables;
-use crate::store::net::errors::NetError;
-use crate::store::net::{Wire, is_readable, tls_versions, trusted_roots, with_client_certificate};
+use crate::store::net::{NetError, Wire, is_readable, tls_versions, trusted_roots, with_client_certificate};
 
 /// Maximum size of an answer in bytes. The largest record takes a third of it, and a scan can ask for fewer records.
 const MOST_OF_ANSWER: usize = 16 << 20;
@@ -42,9 +41,8 @@ impl Connection {
         token: Option<&str>,
     ) -> Result<Vec<Answer>, NetError> {
         // All bytes are sent at once, because small segments would wake the server several times.
-        let mut bytes = Vec::new();
-        requests.iter().for_each(|request| request.encode(server, token, &mut bytes));
-        self.0.get_mut().send(&bytes)?;
+        let bytes: String = requests.iter().map(|request| request.encode(server, token)).collect();
+        self.0.get_mut().send(bytes.as_bytes())?;
         let mut answers = Vec::new();
         for _ in requests {
             answers.push(read_answer(&mut self.0)?);
@@ -71,14 +69,11 @@ impl HttpRequest<'_> {
         HttpRequest { path, body: question.to_string() }
     }
 
-    pub(super) fn encode(&self, server: &str, token: Option<&str>, out: &mut Vec<u8>) {
-        out.extend_from_slice(format!("POST {} HTTP/1.1\r\nhost: {server}\r\n", self.path).as_bytes());
-        if let Some(token) = token {
-            out.extend_from_slice(format!("authorization: {token}\r\n").as_bytes());
-        }
-        let length = self.body.len();
-        out.extend_from_slice(format!("content-type: application/json\r\ncontent-length: {length}\r\n\r\n").as_bytes());
-        out.extend_from_slice(self.body.as_bytes());
+    pub(super) fn encode(&self, server: &str, token: Option<&str>) -> String {
+        let HttpRequest { path, body } = self;
+        let login = token.map_or(String::new(), |token| format!("authorization: {token}\r\n"));
+        let head = format!("POST {path} HTTP/1.1\r\nhost: {server}\r\n{login}content-type: application/json\r\n");
+        format!("{head}content-length: {}\r\n\r\n{body}", body.len())
     }
 }
 
@@ -333,12 +328,13 @@ mod tests {
 
     #[test]
     fn a_request_is_complete() {
-        let mut bytes = Vec::new();
-        HttpRequest { path: "/v3/kv/range", body: "{}".to_string() }.encode("h:1", Some("a.b"), &mut bytes);
-        HttpRequest { path: "/v3/watch", body: String::new() }.encode("h:1", None, &mut bytes);
+        let encoded = [
+            HttpRequest { path: "/v3/kv/range", body: "{}".to_string() }.encode("h:1", Some("a.b")),
+            HttpRequest { path: "/v3/watch", body: String::new() }.encode("h:1", None),
+        ];
         let expected = "POST /v3/kv/range HTTP/1.1\r\nhost: h:1\r\nauthorization: a.b\r\n\
             content-type: application/json\r\ncontent-length: 2\r\n\r\n{}POST /v3/watch HTTP/1.1\r\nhost: h:1\r\n\
             content-type: application/json\r\ncontent-length: 0\r\n\r\n";
-        assert_eq!(String::from_utf8(bytes).unwrap(), expected);
+        assert_eq!(encoded.concat(), expected);
     }
 }

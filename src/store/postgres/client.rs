@@ -12,8 +12,7 @@ use super::errors::{SqlCause, SqlError, code, ends_call, explain, is_missing, is
 use super::session::{Done, Row, Session, array, script, statement};
 use super::{Postgres, number};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::net::TO_BEGIN;
-use crate::store::net::errors::{CallError, NetError};
+use crate::store::net::{CallError, NetError, TO_BEGIN};
 use crate::store::{Call, Subscription, Upkeep, WriteSet, guarded};
 
 /// Maximum time of one attempt. A connection may be dead without a sign.
@@ -36,6 +35,8 @@ const LACKS_STANDBY: &str = "SELECT current_setting('synchronous_standby_names')
 
 /// Time for which an answer to that counts.
 const CROWD_LASTS: Duration = Duration::from_secs(5);
+
+const NOTIFY: &str = "SELECT pg_notify(convert_from(wake, 'UTF8'), '') FROM unnest($1::bytea[]) wake";
 
 /// Maximum time to connect before a process knows what it needs.
 pub(super) const TO_CONNECT: Duration = Duration::from_secs(1);
@@ -180,23 +181,7 @@ impl Postgres {
         }
         done
     }
-}
 
-const NOTIFY: &str = "SELECT pg_notify(convert_from(wake, 'UTF8'), '') FROM unnest($1::bytea[]) wake";
-
-struct Listening(Session);
-
-impl Subscription for Listening {
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.0.socket()
-    }
-
-    fn is_notified(&mut self) -> bool {
-        !self.0.is_idle()
-    }
-}
-
-impl Postgres {
     pub(super) fn channel(&self, channel: &[u8]) -> String {
         let hash = Sha256::digest([self.schema.as_bytes(), b"/", channel].concat());
         hash[..16].iter().fold("csalock_".to_string(), |name, byte| format!("{name}{byte:02x}"))
@@ -226,5 +211,17 @@ impl Postgres {
         }
         session.exchange(&script(&format!("LISTEN \"{}\"", self.channel(channel)), TO_BEGIN).ok()?).ok()?;
         session.is_idle().then(|| Box::new(Listening(session)) as Box<dyn Subscription>)
+    }
+}
+
+struct Listening(Session);
+
+impl Subscription for Listening {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.socket()
+    }
+
+    fn is_notified(&mut self) -> bool {
+        !self.0.is_idle()
     }
 }

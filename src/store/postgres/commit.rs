@@ -13,6 +13,15 @@ use crate::store::{Call, CommitResult, Store, Version, WriteSet};
 
 const COMMIT: &str = "SELECT * FROM $.change($1, $2, $3, $4, $5)";
 
+const LINES: &str = "SELECT id, line FROM $.history WHERE id > $1::bigint AND (SELECT $.origin()) IS NOT NULL \
+                     ORDER BY id LIMIT 1000";
+const PRUNE: &str = "DELETE FROM $.history WHERE at < clock_timestamp() - $1::bigint * interval '1 s' OR id <= (SELECT \
+                     max(id) FROM (SELECT id, sum(octet_length(line)) OVER (ORDER BY id DESC) AS size FROM $.history) s \
+                     WHERE size > $2::bigint)";
+
+/// Number of commits out of 256 after which the process removes old lines.
+const NOW_AND_THEN: u8 = 4;
+
 impl Postgres {
     /// Number of the name's bucket when the last read of this process, or a new one, found no record; `None` if there is
     /// one now.
@@ -79,18 +88,7 @@ impl Postgres {
         let found = self.stored(row, change.name).ok().flatten();
         Ok(CommitResult::Conflict(found.filter(|_| is_sure)))
     }
-}
 
-const LINES: &str = "SELECT id, line FROM $.history WHERE id > $1::bigint AND (SELECT $.origin()) IS NOT NULL \
-                     ORDER BY id LIMIT 1000";
-const PRUNE: &str = "DELETE FROM $.history WHERE at < clock_timestamp() - $1::bigint * interval '1 s' OR id <= (SELECT \
-                     max(id) FROM (SELECT id, sum(octet_length(line)) OVER (ORDER BY id DESC) AS size FROM $.history) s \
-                     WHERE size > $2::bigint)";
-
-/// Number of commits out of 256 after which the process removes old lines.
-const NOW_AND_THEN: u8 = 4;
-
-impl Postgres {
     /// Visits all lines, oldest first.
     pub(super) fn visit_history(&self, call: Call, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
         let mut last = 0_i64;

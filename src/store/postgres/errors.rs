@@ -2,7 +2,7 @@
 
 use crate::error::{Error, ErrorKind};
 use crate::name::escape;
-use crate::store::net::errors::{CallError, Cause, NetError, Retry};
+use crate::store::net::{CallError, Cause, NetError, Retry};
 
 pub(super) type SqlError = CallError<SqlCause>;
 

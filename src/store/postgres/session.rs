@@ -21,8 +21,7 @@ use super::settings::{Settings, SslMode, Target};
 use super::{auth, tls};
 use crate::host::user_name;
 use crate::name::escape;
-use crate::store::net::errors::{CallError, NetError};
-use crate::store::net::{Connector, Socket, Wire, is_readable};
+use crate::store::net::{CallError, Connector, NetError, Socket, Wire, is_readable};
 
 /// Maximum length of a message in bytes.
 const LONGEST: usize = 8 << 20;

@@ -83,16 +83,13 @@ struct Sources<'a> {
 }
 
 impl Sources<'_> {
-    fn variable(&self, name: &str) -> Option<String> {
-        (self.variables)(name).map(|value| value.to_string_lossy().into_owned())
-    }
-
     fn find(&self, key: &str) -> Option<String> {
         self.find_both(key, &variable_of(key)).filter(|value| !value.is_empty())
     }
 
     fn find_both(&self, key: &str, variable: &str) -> Option<String> {
-        self.database.option(key).or_else(|| self.variable(variable))
+        let set = || (self.variables)(variable).map(|value| value.to_string_lossy().into_owned());
+        self.database.option(key).or_else(set)
     }
 
     /// File that a setting names, or `default` in the home directory if that exists.

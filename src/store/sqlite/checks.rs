@@ -70,6 +70,11 @@ pub(super) fn file_id(path: &Path) -> Option<FileId> {
     (found.st_nlink == 1).then_some((found.st_dev, found.st_ino))
 }
 
+/// Certainly the path names this file, and no other path does.
+pub(super) fn is_name_of(path: &Path, file: Option<FileId>) -> bool {
+    file.is_some() && file == file_id(path)
+}
+
 /// `false` if it cannot be found out.
 pub(super) fn is_elsewhere(path: &Path, id: FileId) -> bool {
     match lstat(path) {

@@ -27,7 +27,6 @@
 use std::fmt::Write;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
 
 use rusqlite::config::DbConfig;
@@ -75,19 +74,12 @@ pub(super) struct Database {
     log: Option<checks::FileId>,
 }
 
-impl Database {
-    /// `false` if this path certainly names the open file alone.
-    fn is_elsewhere(&self, path: &Path) -> bool {
-        self.file.is_none() || self.file != checks::file_id(path)
-    }
-}
-
 impl Sqlite {
     /// Runs `work` on the database, or returns `T::default()` without a database.
     pub(super) fn reading<T: Default>(&self, call: Call, work: impl Fn(&Connection) -> Done<T>) -> Result<T> {
         let mut database = guarded(&self.database);
         // A read of a removed file would return grants that no other process knows.
-        database.take_if(|database| database.is_elsewhere(&self.path));
+        database.take_if(|database| !checks::is_name_of(&self.path, database.file));
         if database.is_none() && !checks::check_file(&self.path)? {
             return Ok(T::default());
         }
@@ -127,7 +119,7 @@ impl Sqlite {
             database.connection.execute_batch(synchronous(options.durability))?;
             let file = database.file;
             let transaction = Transaction::new(&mut database.connection, TransactionBehavior::Immediate)?;
-            if file.is_none() || file != checks::file_id(&self.path) {
+            if !checks::is_name_of(&self.path, file) {
                 return Ok(CommitResult::Conflict(None));
             }
             let result = work(&transaction).or_else(|cause| {

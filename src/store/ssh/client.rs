@@ -20,8 +20,7 @@ use super::{Remote, Ssh};
 use crate::error::{Error, Result, describe};
 use crate::host::Host;
 use crate::lock::HandleHash;
-use crate::store::net::errors::{CallError, NetError};
-use crate::store::net::retry::{Calls, PATIENCE};
+use crate::store::net::{CallError, Calls, NetError, PATIENCE};
 use crate::store::{Call, Subscription, guarded};
 
 /// Maximum time of one attempt on a connection that has worked. It may be dead without a sign.
@@ -38,8 +37,8 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Ends a connection that failed. Its server process may still carry out a request. Subscriptions and forked processes
-    /// have its descriptor too, so a close alone would not end it, nor that process, for whose end a repetition waits.
+    /// Ends a connection that failed. Its server process may still carry out a request. Subscriptions and forked
+    /// processes have its descriptor too, so a close would not end it, nor that process, whose end a repetition awaits.
     pub(super) fn lose(&mut self) {
         let Some(link) = self.link.take() else { return };
         let _ = link.socket.shutdown(Shutdown::Both);
@@ -76,14 +75,11 @@ impl Ssh {
 
     fn send(&self, call: Call, request: &WireRequest) -> Result<(u64, Reply)> {
         let id = (u128::from_ne_bytes(self.host.random()?) >> 65) as u64;
-        let reply = self.calls.repeat(call, |call| self.try_once(call, id, request));
+        let reply = self.calls.repeat(call, |call| {
+            let mut slot = guarded(&self.slot);
+            self.try_on(call, &mut slot, id, request).inspect_err(|_| slot.lose())
+        });
         reply.map(|reply| (id, reply)).map_err(|failed| self.calls.mark_unreached(&failed, self.error(&failed)))
-    }
-
-    fn try_once(&self, call: Call, id: u64, request: &WireRequest) -> std::result::Result<Reply, SshError> {
-        let mut slot = guarded(&self.slot);
-        let done = self.try_on(call, &mut slot, id, request);
-        done.inspect_err(|_| slot.lose())
     }
 
     fn try_on(&self, call: Call, slot: &mut Slot, id: u64, ask: &WireRequest) -> std::result::Result<Reply, SshError> {

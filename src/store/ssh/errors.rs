@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use super::Remote;
 use crate::error::{Error, ErrorKind};
 use crate::name::{escape, shell_quote};
-use crate::store::net::errors::{CallError, Cause, Retry};
+use crate::store::net::{CallError, Cause, Retry};
 
 /// Parts of the lines in which ssh(1) itself names a trouble that no repetition ends.
 const LASTING: [&str; 5] = [
@@ -62,9 +62,9 @@ impl SshCause {
 pub(super) fn explain(error: &SshError, remote: &Remote, program: &OsStr) -> Error {
     let port = remote.port.map(|port| format!("-p {port} ")).unwrap_or_default();
     let ssh = format!("ssh {port}{}", remote.destination);
-    let failed = |kind, problem: &str, hint: &str| {
-        Error::new(kind, format!("{} cannot be reached: {problem}", remote.url()), hint)
-    };
+    let url = remote.url();
+    let failed =
+        |kind, problem: &str, hint: &str| Error::new(kind, format!("{url} cannot be reached: {problem}"), hint);
     let away = |problem: &str, hint: &str| failed(ErrorKind::Unavailable, problem, hint);
     let works = format!("see that `{ssh} true` works without a question, then try again");
     let cause = match error {
@@ -72,19 +72,15 @@ pub(super) fn explain(error: &SshError, remote: &Remote, program: &OsStr) -> Err
         CallError::Server(cause) => cause,
     };
     match cause {
-        SshCause::Refused(error) => error.clone().of_server(&remote.url()),
+        SshCause::Refused(error) => error.clone().of_server(&url),
         SshCause::NotStarted(why) => away(
             &format!("cannot start {}: {why}", shell_quote(program.as_encoded_bytes())),
             "install an ssh client, or name its program, without arguments, in CSALOCK_SSH",
         ),
-        SshCause::Ended(said, true) if said.contains("Permission denied") => failed(
-            ErrorKind::Denied,
-            said,
-            &format!(
-                "see that `{ssh} true` works without a password: a key in its authorized_keys, and an agent or a key \
-                 without a passphrase here"
-            ),
-        ),
+        SshCause::Ended(said, true) if said.contains("Permission denied") => {
+            let key = "a key in its authorized_keys, and an agent or a key without a passphrase here";
+            failed(ErrorKind::Denied, said, &format!("see that `{ssh} true` works without a password: {key}"))
+        }
         // An older version knows no `serve`.
         SshCause::Ended(said, _) if said.starts_with("csalock: unknown command") => {
             away(said, "install the same version of csalock on both hosts")

@@ -22,7 +22,7 @@ use crate::host::Host;
 use crate::lock::HandleHash;
 use crate::signals;
 use crate::store::Call;
-use crate::store::net::errors::{CallError, NetError};
+use crate::store::net::{CallError, NetError};
 
 /// Maximum number of bytes of ssh's messages that are read.
 const MOST_SAID: usize = 4096;

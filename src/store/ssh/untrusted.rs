@@ -6,7 +6,7 @@ use super::serve::Server;
 use super::wire::{Greeting, Lines, Reply, WireRequest};
 use crate::host::Fake;
 use crate::store::Memory;
-use crate::store::net::errors::CallError;
+use crate::store::net::CallError;
 
 pub(crate) fn answer(bytes: &[u8]) {
     let (host, mut lines) = (Fake::new(1), Lines::default());
