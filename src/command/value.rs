@@ -169,7 +169,8 @@ fn write(
         WriteResult::Done(Err(refusal)) => {
             let mut lock = RefusedLock::new(target, &reporter);
             lock.presented = context.presented_handle(options.handle.as_deref());
-            acquisition.refuse(&lock.not_written(&refusal, options.if_version, options.unlock), &reporter)
+            let may_help = options.unlock && !options.even_if_stale;
+            acquisition.refuse(&lock.not_written(&refusal, options.if_version, may_help), &reporter)
         }
         WriteResult::NotAcquired(refusal) => {
             acquisition.refuse(&RefusedLock::new(target, &reporter).refusal(&refusal), &reporter)

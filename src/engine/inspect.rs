@@ -14,7 +14,8 @@ pub struct LockStatus {
     pub holders: Vec<Standing>,
     /// For each holder: its effective owner; `None` if all its owners are dead.
     pub owners: Vec<Option<ProcessId>>,
-    /// For each waiter: the liveness of its process; dead if the waiter does not count any more for another reason.
+    /// For each waiter: the liveness of its process; dead if the waiter does not count any more for another
+    /// reason, unless the process is stopped.
     pub waiters: Vec<Liveness>,
     /// A caller that came now would get the lock at once, whatever its mode.
     pub is_free: bool,
@@ -154,8 +155,11 @@ fn status(record: &Record, facts: &Facts) -> std::result::Result<LockStatus, Que
         record.holders.iter().map(|grant| Standing::of(grant, facts)).collect::<std::result::Result<_, _>>()?;
     let owner = |grant: &Grant| Ok(facts.effective_owner(&grant.owner)?.map(|(owner, _)| owner));
     let owners = record.holders.iter().map(owner).collect::<std::result::Result<_, _>>()?;
-    let liveness = |waiter: &Waiter| {
-        if is_gone(waiter, facts)? { Ok(Liveness::Dead) } else { facts.liveness(&waiter.owner.domain, &waiter.process) }
+    let liveness = |waiter: &Waiter| match facts.liveness(&waiter.owner.domain, &waiter.process)? {
+        // A stopped waiter does not extend its lease.
+        Liveness::Stopped => Ok(Liveness::Stopped),
+        _ if is_gone(waiter, facts)? => Ok(Liveness::Dead),
+        liveness => Ok(liveness),
     };
     let waiters = record.waiters.iter().map(liveness).collect::<std::result::Result<_, _>>()?;
     Ok(LockStatus { record: record.clone(), holders, owners, waiters, is_free: lock::is_free(record, facts)? })

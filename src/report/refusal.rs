@@ -9,7 +9,7 @@ use super::{FileLocks, Reporter};
 use crate::engine::LockRef;
 use crate::environment;
 use crate::error::{Error, ErrorKind};
-use crate::lock::{Edge, EndedGrant, Grant, NotHolder, Refusal, Successor, Value, WriteRefusal};
+use crate::lock::{Edge, EndReason, EndedGrant, Grant, NotHolder, Refusal, Successor, Value, WriteRefusal};
 use crate::name::{escape, shell_quote};
 
 /// A refusal or an error: the lock, the problem, the next step, and the holders that stand in the way.
@@ -285,10 +285,11 @@ impl<'a> RefusedLock<'a> {
     }
 
     fn lost_before_write(&self, holders: &[Grant], ending: &EndedGrant, unlocks: bool) -> RefusalReport {
+        let may_help = unlocks && ending.reason != EndReason::Broken;
         let ending = self.reporter.ending(ending);
         let now = holders.first().map(|grant| format!(", and is now held by {}", self.reporter.holder(grant)));
         let message = format!("nothing was written, because {self} was held by {ending}{}", now.unwrap_or_default());
-        let or = if unlocks { ", or use --even-if-stale, if no other caller has had it since" } else { "" };
+        let or = if may_help { ", or use --even-if-stale, if no other caller has had it since" } else { "" };
         self.report(ErrorKind::NotOwner, message, format!("take it again before you read and write{or}"), holders)
     }
 

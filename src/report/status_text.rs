@@ -284,6 +284,7 @@ impl LockBlock<'_> {
             // Most waiters wait for the whole lock.
             let how = match liveness {
                 Liveness::Dead => "(dead) ".to_string(),
+                Liveness::Stopped => "(stopped) ".to_string(),
                 _ if waiter.mode == Mode::Exclusive => String::new(),
                 _ if waiter.mode == Mode::Slot && self.status.record.slots != Some(waiter.slot_count()) => {
                     format!("(of {} slots) ", waiter.slot_count())
@@ -337,6 +338,10 @@ impl LockBlock<'_> {
         }
         Some(match (standing, &grant.lifetime) {
             (Standing::Ended(_), _) => {
+                // Without its token, that would break the other grants too.
+                let token = grant.token.filter(|_| self.status.record.holders.len() > 1);
+                let token = token.map_or(String::new(), |token| format!("--token {token} "));
+                let force = format!("`csalock unlock --force {token}{typed}`");
                 format!("not necessary: the next caller takes the lock over; {force} removes it now")
             }
             (Standing::Holds(_), Lifetime::UntilReleased) => {

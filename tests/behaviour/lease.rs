@@ -202,10 +202,13 @@ on_every_kind_of_store! {
         if ids.stdout != "0\n" {
             return skip("setuid", "files have no setuid bit here");
         }
-        let words = ["run", "--store", "dir:store", "--max-hold", "100ms", "--kill-after", "100ms", "x"];
+        let words = ["run", "--store", "dir:store", "--max-hold", "100ms", "--kill-after"];
         let root = ["./root", "--reuid", "0", "--regid", "0", "--clear-groups", "sleep", "1"];
         let said = "csalock: the command could not be ended when its time under lock x was over: it runs as another user\n";
-        sandbox.csalock([&words[..], &root[..]].concat()).user(other).stderr(said).run();
+        for kill_after in ["100ms", "1m"] {
+            let words = [&words[..], &[kill_after, "x"], &root].concat();
+            sandbox.csalock(words).user(other).status(124).stderr(said).run();
+        }
     }
 
     fn a_supervisor_that_was_stopped_reports_the_actions_of_its_keeper(sandbox: &Sandbox) {

@@ -203,6 +203,17 @@ on_every_store! {
         assert_eq!(sandbox.read("files/order"), "second\nend\nstopped\nthird\n");
     }
 
+    fn a_stopped_waiter_is_not_shown_as_dead(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("x");
+        let waiter = sandbox.csalock(["run", "-w", "inf", "x", "true"]).env("CSALOCK_LEASE", "3s").spawn();
+        wait_until("it waits", || sandbox.waiting("x") == 1);
+        stop(&waiter);
+        // Until its lease is over, if it has one.
+        std::thread::sleep(Duration::from_secs(4));
+        let said = sandbox.csalock(["status", "x"]).capture().stdout;
+        assert!(said.contains(" (stopped) true\n"), "{said}");
+    }
+
     fn a_lock_whose_waiters_are_all_stopped_is_free_until_one_goes_on(sandbox: &Sandbox) {
         let holder = sandbox.holder("x");
         let (first, second) = (sandbox.waiter("x", "echo first >> order"), sandbox.waiter("x", "echo second >> order"));

@@ -260,6 +260,10 @@ on_every_store! {
                       "break    not necessary: the next caller takes the lock over; \
                        `csalock unlock --force 'two words'` removes it now"];
         assert_eq!(facts("\"two words\"", 81), wanted);
+        sandbox.csalock(["lock", "--forever", "-j", "2", "pair"]).run();
+        sandbox.script("dash", "csalock lock -j 2 pair; :").run();
+        let advice = "the next caller takes the lock over; `csalock unlock --force --token ";
+        wait_until("one slot is stale", || facts("pair", 0).iter().any(|line| line.contains(advice)));
         assert_eq!(facts("none", 81), ["lock     none", "state    free"]);
         sandbox.edit("kept", |record| {
             for grant in &mut record.holders {

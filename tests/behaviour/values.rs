@@ -243,13 +243,14 @@ on_every_store! {
         // Another caller has had it since.
         let script = "over() { while csalock status -q x > /dev/null; do sleep 0.01; done; }
                       csalock lock --ttl 50ms x > /dev/null; over; setsid -w csalock run x true
-                      csalock put -q --unlock --even-if-stale x newer; echo $?
+                      csalock put --unlock --even-if-stale x newer; echo $?
                       csalock lock --ttl 50ms x > /dev/null; over
                       setsid -w csalock run x sh -c 'echo in; read line' < line > in &
                       : > line; csalock put -q --unlock --even-if-stale x newer; echo $?";
         nix::unistd::mkfifo(&sandbox.path("files/line"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let done = sandbox.script("dash", &script.replace(": > line;", "exec 3> line; until grep -q in in; do sleep 0.01; done;")).capture();
         assert_eq!((done.stdout.as_str(), get(sandbox, "x").as_deref()), ("82\n82\n", Some("new")), "{done:?}");
+        assert!(done.stderr.contains("; take it again before you read and write\n"), "{}", done.stderr);
     }
 
     fn a_brief_write_counts_as_a_grant(sandbox: &Sandbox) {

@@ -303,16 +303,20 @@ impl<'a> EventLoop<'a> {
             let why = self.report.stopped.map_or(due.why, |(why, _)| why);
             let is_allowed = self.send(Signal::SIGKILL);
             // Of a tree, some are ended all the same.
-            if is_allowed || self.tree.is_some() {
-                self.report.stopped = Some((why, true));
+            let is_killed = is_allowed || self.tree.is_some();
+            if is_killed || why == StopReason::MaxHold {
+                self.report.stopped = Some((why, is_killed));
             }
             self.report.out_of_reach = !is_allowed;
             self.limits.clear();
         }
         for at in 0..self.limits.len() {
             if self.limits[at].term <= now {
-                if self.send(Signal::SIGTERM) || self.tree.is_some() {
-                    self.report.stopped.get_or_insert((self.limits[at].why, false));
+                let (why, is_allowed) = (self.limits[at].why, self.send(Signal::SIGTERM));
+                // The time of --max-hold is over, even for a command that goes on.
+                self.report.out_of_reach |= why == StopReason::MaxHold && !is_allowed;
+                if is_allowed || self.tree.is_some() || why == StopReason::MaxHold {
+                    self.report.stopped.get_or_insert((why, false));
                     self.send(Signal::SIGCONT);
                 }
                 self.limits[at].term = Duration::MAX;
