@@ -229,12 +229,11 @@ impl<'a> Page<'a> {
         }
         lines.extend(self.block.iter().cloned());
         for (store, table) in self.tables.iter_mut().filter(|(_, table)| self.block.is_empty() && table.len() > 0) {
-            table.sort();
             if let Some(store) = store {
                 let gap = if lines.is_empty() { "" } else { "\n" };
                 lines.push(format!("{gap}{}:", escape(store.url().as_encoded_bytes())));
             }
-            let (header, rows) = table.lines();
+            let (header, rows) = table.sorted_lines();
             lines.extend(std::iter::once(header).chain(rows));
         }
         print(lines.iter().flat_map(|line| [line, "\n"]).collect::<String>())
@@ -272,18 +271,17 @@ impl<'a> Page<'a> {
             }
             page = Page { trouble: Some(error.to_string()), ..Page::new(context, options) };
         }
-        page.tables.iter_mut().for_each(|(_, table)| table.sort());
         Ok(page)
     }
 
     /// As many lines as fit the terminal above the row of the cursor.
-    fn screen(&self) -> Vec<String> {
+    fn screen(&mut self) -> Vec<String> {
         let (height, width) = terminal::size(std::io::stdout());
         let mut lines = vec![self.headline()];
         lines.extend(self.trouble.iter().flat_map(|trouble| wrapped(trouble, width)));
         lines.extend(self.block.iter().cloned());
-        for (_, table) in self.tables.iter().filter(|_| self.block.is_empty()) {
-            let (header, rows) = table.lines();
+        for (_, table) in self.tables.iter_mut().filter(|_| self.block.is_empty()) {
+            let (header, rows) = table.sorted_lines();
             lines.push(if self.style.colour { format!("\x1b[7m{header}\x1b[0m") } else { header });
             lines.extend(rows);
         }
