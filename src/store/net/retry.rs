@@ -154,7 +154,7 @@ mod tests {
         let calls = Calls::new(Arc::new(Fake::new(1)), false);
         let is_unreached = |retry| {
             let error = Error::new(ErrorKind::Unavailable, "gone", "");
-            calls.mark_unreached(&CallError::Server(Down(retry)), error).is_unreached()
+            calls.mark_unreached(&CallError::Server(Down(retry)), error).is_unreached
         };
         let deadline = || guarded(&calls.contact).deadline(NOW, None);
         assert_eq!(deadline(), NOW + PATIENCE);
