@@ -65,8 +65,10 @@ pub struct Error {
     message: String,
     hint: String,
     unreadable: Option<Version>,
-    is_unreached: bool,
-    is_own: bool,
+    /// The store's servers may answer soon, for example after a restart. The call may have changed the store.
+    pub(crate) is_unreached: bool,
+    /// Access was denied to a file of this user, which may therefore hold data that this user wrote.
+    pub(crate) is_own: bool,
 }
 
 /// Next step after an operation that failed and may have been done.
@@ -170,11 +172,6 @@ impl Error {
         matches!(self.kind, ErrorKind::Corrupt | ErrorKind::Denied)
     }
 
-    /// Access was denied to a file of this user, which may therefore hold data that this user wrote.
-    pub(crate) fn is_own(&self) -> bool {
-        self.is_own
-    }
-
     /// An error that a server process sent: a terminal must interpret nothing in it.
     pub(crate) fn of_server(self, place: &str) -> Error {
         let plain = |text: &str| text.replace(crate::escape::is_invisible, " ");
@@ -190,11 +187,6 @@ impl Error {
     /// Adds that the call must not be repeated.
     pub(crate) fn not_repeatable(self) -> Error {
         Error { is_unreached: false, ..self }
-    }
-
-    /// The store's servers may answer soon, for example after a restart. The call may have changed the store.
-    pub(crate) fn is_unreached(&self) -> bool {
-        self.is_unreached
     }
 
     /// Names the thing and its problem.

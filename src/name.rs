@@ -78,8 +78,10 @@ pub fn file_of(name: &[u8], current: impl AsRef<Path>) -> Result<PathBuf> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(cannot_find(&error, &path)),
         }
-        let (directory, file) = split(&path)?;
-        let directory = fs::canonicalize(&directory).map_err(|error| cannot_find(&error, &directory))?;
+        let (Some(Component::Normal(file)), Some(directory)) = (path.components().next_back(), path.parent()) else {
+            return Err(cannot_find(&Errno::ENOENT.into(), &path));
+        };
+        let directory = fs::canonicalize(directory).map_err(|error| cannot_find(&error, directory))?;
         path = directory.join(file);
         match fs::read_link(&path) {
             Ok(target) => path = directory.join(target),
@@ -99,16 +101,6 @@ pub fn directory_of(path: &OsStr, current: impl AsRef<Path>) -> Result<PathBuf> 
             _ => error,
         }
     })
-}
-
-fn split(path: &Path) -> Result<(PathBuf, &OsStr)> {
-    match path.components().next_back() {
-        Some(Component::Normal(file)) => {
-            let directory = path.parent().unwrap_or(Path::new("/"));
-            Ok((directory.to_path_buf(), file))
-        }
-        _ => Err(cannot_find(&Errno::ENOENT.into(), path)),
-    }
 }
 
 fn cannot_find(error: &io::Error, path: &Path) -> Error {

@@ -159,8 +159,7 @@ impl Signals {
     pub fn listen() -> Result<Signals> {
         let signals = Signals::queue(bit(SIGCHLD as i32))?;
         // A process that ignores SIGCHLD cannot wait for children.
-        let action = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-        let before = set_action(SIGCHLD, &action).map_err(failed)?;
+        let before = set_ignored(SIGCHLD, false).map_err(failed)?;
         signals.all_events()?;
         Ok(Signals { ignored_children: matches!(before.handler(), SigHandler::SigIgn), ..signals })
     }

@@ -1,26 +1,15 @@
 //! A fast path for the command lines of nearly every cron job and script: `run`, `lock` and `unlock` with the few options
-//! of `Plain`. `run` may take 1.25 times as long as flock(1), and clap's description of all options takes 0.12 to 0.15
+//! of `add_option`. `run` may take 1.25 times as long as flock(1), and clap's description of all options takes 0.12 to 0.15
 //! of that time. This module returns nothing for any other command line, so clap alone refuses and explains. Its defaults
 //! are the constants that clap uses; a test checks that both ways mean the same.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::time::Duration;
 
 use super::options::whole;
 use super::run::KILL_AFTER;
-use super::{Cli, Command, Common, Lock, Run, Taking, Unlock};
+use super::{Cli, Command, Common, Lock, Run, Unlock};
 use crate::duration::{parse_duration, parse_timeout};
-
-/// The options that these command lines may have, and the words after them.
-#[derive(Default)]
-struct Plain {
-    common: Common,
-    taking: Taking,
-    no_fork: bool,
-    max_hold: Option<Duration>,
-    words: Vec<OsString>,
-}
 
 /// `None` unless the arguments have the plain form. The first is the program's name.
 pub fn read(arguments: &[OsString]) -> Option<Cli> {
@@ -30,74 +19,74 @@ pub fn read(arguments: &[OsString]) -> Option<Cli> {
         "unlock" => "unlock",
         _ => return None,
     };
-    let mut plain = Plain::default();
+    // `run` has all of these options.
+    let mut run = Run { kill_after: parse_duration(KILL_AFTER).ok()?, ..Run::default() };
+    let mut common = Common::default();
     let mut rest = arguments[2..].iter();
     while let Some(word) = rest.next() {
         if word.as_encoded_bytes().starts_with(b"-") {
-            plain.add_option(verb, word, &mut rest)?;
+            add_option(&mut common, &mut run, verb, word, &mut rest)?;
         } else {
-            plain.words.push(word.clone());
+            run.words.push(word.clone());
             // The words after the name belong to the command.
             if verb == "run" {
-                plain.words.extend(rest.by_ref().cloned());
+                run.words.extend(rest.by_ref().cloned());
             }
         }
     }
-    let Plain { common, taking, no_fork, max_hold, words } = plain;
+    let waiting = &run.taking.waiting;
     let is_contradiction = (common.quiet && common.verbose)
-        || (taking.waiting.nonblock && taking.waiting.timeout.is_some())
-        || (no_fork && max_hold.is_some());
-    if words.is_empty() || is_contradiction {
+        || (waiting.nonblock && waiting.timeout.is_some())
+        || (run.no_fork && run.max_hold.is_some());
+    if run.words.is_empty() || is_contradiction {
         return None;
     }
-    let kill_after = parse_duration(KILL_AFTER).ok()?;
     let command = match verb {
-        "run" => Command::Run(Run { taking, no_fork, max_hold, kill_after, words, ..Run::default() }),
-        "lock" => Command::Lock(Lock { taking, names: words, ..Lock::default() }),
-        _ => Command::Unlock(Unlock { kill_after, names: words, ..Unlock::default() }),
+        "run" => Command::Run(run),
+        "lock" => Command::Lock(Lock { taking: run.taking, names: run.words, ..Lock::default() }),
+        _ => Command::Unlock(Unlock { kill_after: run.kill_after, names: run.words, ..Unlock::default() }),
     };
     Some(Cli { common, command })
 }
 
-impl Plain {
-    /// Adds an option, whose value follows in the same word after `=`, or is the next of the words `rest`. Returns `None`
-    /// if the option is not plain.
-    fn add_option<'a>(
-        &mut self,
-        verb: &str,
-        word: &'a OsStr,
-        rest: &mut impl Iterator<Item = &'a OsString>,
-    ) -> Option<()> {
-        let word = word.to_str()?;
-        let (option, attached) = match word.split_once('=') {
-            Some((option, value)) if word.starts_with("--") => (option, Some(OsStr::new(value))),
-            _ => (word, None),
-        };
-        let mut value = || {
-            let next = || rest.next().map(OsString::as_os_str).filter(|value| !value.as_bytes().starts_with(b"-"));
-            attached.or_else(next)
-        };
-        let waiting = &mut self.taking.waiting;
-        match (option, verb) {
-            ("--store", _) => self.common.store = Some(value()?.to_os_string()),
-            ("--max-hold", "run") => self.max_hold = Some(parse_duration(value()?.to_str()?).ok()?),
-            ("-w" | "--timeout", "run" | "lock") => {
-                waiting.timeout = Some(parse_timeout(value()?.to_str()?).ok()?);
-            }
-            ("--label", "run" | "lock") => waiting.label = Some(value()?.to_os_string()),
-            ("-E" | "--conflict-exit-code", "run" | "lock") => {
-                waiting.conflict_exit_code = Some(whole(0, u8::MAX)(value()?.to_str()?).ok()?);
-            }
-            _ if attached.is_some() => return None,
-            ("-q" | "--quiet", _) => self.common.quiet = true,
-            ("-v" | "--verbose", _) => self.common.verbose = true,
-            ("-n" | "--nonblock", "run" | "lock") => waiting.nonblock = true,
-            ("-s" | "--shared", "run" | "lock") => self.taking.shared = true,
-            ("-F" | "--no-fork", "run") => self.no_fork = true,
-            _ => return None,
+/// Adds an option, whose value follows in the same word after `=`, or is the next of the words `rest`. Returns `None`
+/// if the option is not plain.
+fn add_option<'a>(
+    common: &mut Common,
+    run: &mut Run,
+    verb: &str,
+    word: &'a OsStr,
+    rest: &mut impl Iterator<Item = &'a OsString>,
+) -> Option<()> {
+    let word = word.to_str()?;
+    let (option, attached) = match word.split_once('=') {
+        Some((option, value)) if word.starts_with("--") => (option, Some(OsStr::new(value))),
+        _ => (word, None),
+    };
+    let mut value = || {
+        let next = || rest.next().map(OsString::as_os_str).filter(|value| !value.as_bytes().starts_with(b"-"));
+        attached.or_else(next)
+    };
+    let waiting = &mut run.taking.waiting;
+    match (option, verb) {
+        ("--store", _) => common.store = Some(value()?.to_os_string()),
+        ("--max-hold", "run") => run.max_hold = Some(parse_duration(value()?.to_str()?).ok()?),
+        ("-w" | "--timeout", "run" | "lock") => {
+            waiting.timeout = Some(parse_timeout(value()?.to_str()?).ok()?);
         }
-        Some(())
+        ("--label", "run" | "lock") => waiting.label = Some(value()?.to_os_string()),
+        ("-E" | "--conflict-exit-code", "run" | "lock") => {
+            waiting.conflict_exit_code = Some(whole(0, u8::MAX)(value()?.to_str()?).ok()?);
+        }
+        _ if attached.is_some() => return None,
+        ("-q" | "--quiet", _) => common.quiet = true,
+        ("-v" | "--verbose", _) => common.verbose = true,
+        ("-n" | "--nonblock", "run" | "lock") => waiting.nonblock = true,
+        ("-s" | "--shared", "run" | "lock") => run.taking.shared = true,
+        ("-F" | "--no-fork", "run") => run.no_fork = true,
+        _ => return None,
     }
+    Some(())
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
     let opened = opened.during(Call::until(until));
     let taken = match taken(&opened, &id) {
         // Acquiring the names waits for the store too, and finds out the same.
-        Err(error) if error.is_unreached() && !policy.is_none() => Vec::new(),
+        Err(error) if error.is_unreached && !policy.is_none() => Vec::new(),
         taken => taken?,
     };
     if !taken.is_empty() {

@@ -122,10 +122,9 @@ impl Collection<'_> {
     fn pass_over(&mut self, error: &Error) {
         self.exit = Exit::from(error.kind());
         let text = error.to_string();
-        if !self.told.contains(&text) {
+        if self.told.insert(text.clone()) {
             self.context.common.note_unless_json(&text);
             self.documents.add(|| json::unreadable(error));
-            self.told.insert(text);
         }
     }
 }

@@ -11,12 +11,11 @@ use std::time::Duration;
 use self::select::{Selected, nothing_to_show, select, stores};
 use super::context::{Context, print};
 use crate::cli::{Common, Status};
-use crate::engine::{Engine, LockRef, LockStatus};
 use crate::environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::{escape, is_directory, is_path, shell_quote};
-use crate::report::{FileLocks, LockBlock, LockTable, OutputStyle, RefusedLock, Reporter, Zone, cut, json, wrapped};
+use crate::report::{LockBlock, LockTable, OutputStyle, RefusedLock, Zone, cut, json, wrapped};
 use crate::store::Location;
 use crate::terminal;
 
@@ -133,20 +132,16 @@ impl<'a> Page<'a> {
         }
         let url = store.url();
         let shown = escape(url.as_encoded_bytes());
-        if !self.has_past(store) {
+        let mut has_past = false;
+        let read = self.context.engine(store).and_then(|engine| engine.each_past(&mut |_| has_past = true));
+        // A history that cannot be read has no grants.
+        if read.is_err() || !has_past {
             return self.context.common.note(&format!("store {shown} has no locks{hint}"));
         }
         let is_default = self.context.store_for(None).is_ok_and(|default| default == *store);
         let option = if is_default { String::new() } else { format!(" --store {}", shell_quote(url.as_bytes())) };
         let past = format!("; `csalock history{option}` shows past holders");
         self.context.common.note(&format!("no lock is held in {shown}{past}{hint}"));
-    }
-
-    /// A history that cannot be read has no grants.
-    fn has_past(&self, store: &Location) -> bool {
-        let mut found = false;
-        let read = self.context.engine(store).and_then(|engine| engine.each_past(&mut |_| found = true));
-        read.is_ok() && found
     }
 
     /// Tells people, but no program, that the files in a directory have no locks.
@@ -198,7 +193,16 @@ impl<'a> Page<'a> {
             if is_alone {
                 // To find the processes that have locked the file may be slow.
                 let file = if watches { None } else { reporter.file_lock(lock, &status.record.holders) };
-                self.block = details((lock, engine), status, reporter, self.style, file.as_ref());
+                // Without a readable history the last grants are missing: the status is more important.
+                let mut past = Vec::new();
+                let _ = engine.each_past(&mut |ended| {
+                    if ended.name == lock.name {
+                        past.push(ended);
+                    }
+                });
+                past.drain(..past.len().saturating_sub(KEPT));
+                let (file, style) = (file.as_ref(), self.style);
+                self.block = LockBlock { lock, status, reporter, past: &past, file, style }.lines();
             }
         }
         if let Some((_, table)) = self.tables.last_mut() {
@@ -225,34 +229,15 @@ impl<'a> Page<'a> {
         }
         lines.extend(self.block.iter().cloned());
         for (store, table) in self.tables.iter_mut().filter(|(_, table)| self.block.is_empty() && table.len() > 0) {
-            table.sort();
             if let Some(store) = store {
                 let gap = if lines.is_empty() { "" } else { "\n" };
                 lines.push(format!("{gap}{}:", escape(store.url().as_encoded_bytes())));
             }
-            let (header, rows) = table.lines();
+            let (header, rows) = table.sorted_lines();
             lines.extend(std::iter::once(header).chain(rows));
         }
         print(lines.iter().flat_map(|line| [line, "\n"]).collect::<String>())
     }
-}
-
-/// Without a readable history the last grants are missing: the status is more important.
-fn details(
-    (lock, engine): (&LockRef, &Engine),
-    status: &LockStatus,
-    reporter: &Reporter<'_>,
-    style: OutputStyle,
-    file: Option<&FileLocks>,
-) -> Vec<String> {
-    let mut past = Vec::new();
-    let _ = engine.each_past(&mut |ended| {
-        if ended.name == lock.name {
-            past.push(ended);
-        }
-    });
-    past.drain(..past.len().saturating_sub(KEPT));
-    LockBlock { lock, status, reporter, past: &past, file, style }.lines()
 }
 
 /// Redraws the table, or the details of one lock, again and again.
@@ -266,17 +251,13 @@ fn watch(context: &Context, options: &Status) -> anyhow::Result<Exit> {
     // From here on the rows of the terminal are overwritten; what was printed before moves up.
     print("\n".repeat(terminal::size(std::io::stdout()).0))?;
     loop {
-        draw(&page.screen())?;
+        // The lines overwrite the old ones, so that nothing flickers.
+        let columns = terminal::size(std::io::stdout()).1;
+        let lines: String = page.screen().iter().map(|line| cut(line, columns) + "\x1b[K\r\n").collect();
+        print(format!("\x1b[H{lines}\x1b[J"))?;
         context.host.sleep(WATCH_INTERVAL);
         page = Page::watched(context, options)?;
     }
-}
-
-/// Draws the lines from the top, and erases everything else. The lines overwrite the old ones, so that nothing flickers.
-fn draw(lines: &[String]) -> anyhow::Result<()> {
-    let columns = terminal::size(std::io::stdout()).1;
-    let lines: String = lines.iter().map(|line| cut(line, columns) + "\x1b[K\r\n").collect();
-    print(format!("\x1b[H{lines}\x1b[J"))
 }
 
 /// One drawing of `--watch`.
@@ -290,18 +271,17 @@ impl<'a> Page<'a> {
             }
             page = Page { trouble: Some(error.to_string()), ..Page::new(context, options) };
         }
-        page.tables.iter_mut().for_each(|(_, table)| table.sort());
         Ok(page)
     }
 
     /// As many lines as fit the terminal above the row of the cursor.
-    fn screen(&self) -> Vec<String> {
+    fn screen(&mut self) -> Vec<String> {
         let (height, width) = terminal::size(std::io::stdout());
         let mut lines = vec![self.headline()];
         lines.extend(self.trouble.iter().flat_map(|trouble| wrapped(trouble, width)));
         lines.extend(self.block.iter().cloned());
-        for (_, table) in self.tables.iter().filter(|_| self.block.is_empty()) {
-            let (header, rows) = table.lines();
+        for (_, table) in self.tables.iter_mut().filter(|_| self.block.is_empty()) {
+            let (header, rows) = table.sorted_lines();
             lines.push(if self.style.colour { format!("\x1b[7m{header}\x1b[0m") } else { header });
             lines.extend(rows);
         }

@@ -422,7 +422,7 @@ fn everything_owned(
         })?;
         if let Some(error) = unreadable {
             let passed_over = pass_over(context, &error, documents);
-            if !error.is_of_one_record() || error.is_own() {
+            if !error.is_of_one_record() || error.is_own {
                 exit = passed_over;
             }
         }

@@ -241,7 +241,7 @@ impl AcquireAttempt<'_> {
 
     fn may_pass(&self, error: &Error) -> bool {
         let is_out_of_reach = error.kind() == ErrorKind::Unavailable;
-        let answers_again = self.store_answered || error.is_unreached();
+        let answers_again = self.store_answered || error.is_unreached;
         (is_out_of_reach && answers_again && self.engine.store.scope() == Scope::Shared)
             || (error.is_refused_change() && self.terms.place.is_queued())
     }

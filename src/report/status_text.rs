@@ -84,15 +84,12 @@ impl LockTable {
         ]);
     }
 
-    pub(crate) fn sort(&mut self) {
-        self.table.sort();
-    }
-
     pub(crate) fn len(&self) -> usize {
-        self.table.len()
+        self.table.rows.len()
     }
 
-    pub(crate) fn lines(&self) -> (String, impl Iterator<Item = String>) {
+    pub(crate) fn sorted_lines(&mut self) -> (String, impl Iterator<Item = String>) {
+        self.table.rows.sort_unstable();
         let is_obvious = self.style.width.is_some() && !self.has_other_host;
         self.table.lines(is_obvious.then_some(HOST))
     }

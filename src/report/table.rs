@@ -50,7 +50,7 @@ pub(super) struct Table {
     columns: Vec<Column>,
     style: OutputStyle,
     /// Cells that end with a newline, which no cell contains.
-    rows: Vec<Box<str>>,
+    pub(super) rows: Vec<Box<str>>,
 }
 
 impl Table {
@@ -63,14 +63,6 @@ impl Table {
             column.width = column.width.max(cell.as_ref().width());
         }
         self.rows.push(cells.iter().flat_map(|cell| [cell.as_ref(), "\n"]).collect());
-    }
-
-    pub(super) fn sort(&mut self) {
-        self.rows.sort_unstable();
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.rows.len()
     }
 
     /// The header and the rows. The column `omitted` is left out.
@@ -228,7 +220,7 @@ mod tests {
         let mut table = Table::new(columns, OutputStyle { colour: false, width, zone: Zone::Utc });
         table.add(&["zz", "4711", "alive", "a command"]);
         table.add(&["a-long-name", "12", "forever", "日本語の命令"]);
-        table.sort();
+        table.rows.sort();
         table
     }
 

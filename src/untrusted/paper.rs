@@ -42,7 +42,7 @@ pub(super) fn show(record: Record) {
         let style = OutputStyle { colour: false, width, zone: Zone::Utc };
         let mut table = LockTable::new(style, "here", reporter.host.wall());
         table.add(&record.name, &status, &reporter);
-        let (header, rows) = table.lines();
+        let (header, rows) = table.sorted_lines();
         let lock = LockRef::in_store(&Location::beside(Path::new("/")), record.name.clone());
         let block =
             LockBlock { lock: &lock, status: &status, reporter: &reporter, past: &[], file: Some(&file), style };

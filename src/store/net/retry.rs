@@ -150,7 +150,7 @@ mod tests {
         let calls = Calls::new(Arc::new(Fake::new(1)), false);
         let is_unreached = |retry| {
             let error = Error::new(ErrorKind::Unavailable, "gone", "");
-            calls.mark_unreached(&CallError::Server(Down(retry)), error).is_unreached()
+            calls.mark_unreached(&CallError::Server(Down(retry)), error).is_unreached
         };
         let deadline = || calls.deadline(NOW, None);
         assert_eq!(deadline(), NOW + PATIENCE);
