@@ -15,6 +15,7 @@ mod lock;
 mod metrics;
 mod overdue;
 mod run;
+#[cfg(feature = "ssh")]
 mod serve;
 mod status;
 mod unlock;
@@ -27,11 +28,12 @@ use std::slice::from_ref;
 use std::time::Duration;
 
 use self::context::{Context, eprint_line, json_line, print_before};
+use crate::cli;
 use crate::cli::{Cli, Command, Waiting};
-use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::report::RefusalReport;
-use crate::{cli, signals};
+use ::lock::error::{Error, ErrorKind};
+use host::signals;
 
 /// Runs the program: reads the arguments, of which the first is the program's name, executes the command, prints the
 /// result.
@@ -67,7 +69,12 @@ fn execute(context: &Context, command: &Command) -> anyhow::Result<Exit> {
         Command::Lookup(options) => claim::lookup(context, options).or_else(end_with_reader),
         Command::Gc(options) => gc::run(context, options),
         Command::Doctor(options) => doctor::run(context, options).or_else(end_with_reader),
+        #[cfg(feature = "ssh")]
         Command::Serve(options) => serve::run(context, options),
+        #[cfg(not(feature = "ssh"))]
+        Command::Serve(_) => {
+            Err(Error::new(ErrorKind::Unavailable, "serve: this csalock was built without ssh", "").into())
+        }
         Command::Man(options) => help::man(options).or_else(end_with_reader),
         Command::Completions(options) => help::completions(options).or_else(end_with_reader),
     }

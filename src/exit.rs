@@ -6,7 +6,7 @@
 
 use Exit::{Code, Done, Failed, MaxHold};
 
-use crate::error::ErrorKind::{self, *};
+use lock::error::ErrorKind::{self, *};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Exit {
@@ -64,6 +64,11 @@ impl Exit {
             Exit::Signal(signal) => Exit::signalled(signal).code(),
             _ => Exit::ALL.iter().find(|(exit, ..)| *exit == self).map_or(70, |(_, code, _)| *code),
         }
+    }
+
+    /// After a wait that a signal interrupted: the signal that [`host::signals::Signals::interrupted_by`] found.
+    pub fn interrupted(signal: Option<i32>) -> Exit {
+        signal.map_or(Failed(System), Exit::Signal)
     }
 
     /// The first refusal decides.

@@ -8,6 +8,6 @@ use std::process::ExitCode;
 static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 fn main() -> ExitCode {
-    csalock::signals::ignore_file_size_limit();
+    host::signals::ignore_file_size_limit();
     csalock::command::run(std::env::args_os().collect()).code().into()
 }

@@ -3,13 +3,11 @@
 //! This layer knows no command-line arguments and writes no text for people, except the messages of its errors.
 
 pub mod child;
-pub(crate) mod cleaners;
 pub mod detach;
 pub mod exec;
 pub mod flock;
 pub mod guarded_command;
 pub mod keeper;
-pub mod lease_schedule;
 pub mod shared_lease_end;
 pub mod supervisor;
 pub mod timer;

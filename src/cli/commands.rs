@@ -8,8 +8,8 @@ use clap::{Args, ValueEnum};
 
 use super::options::{LOCK, Taking, Waiting, whole};
 use super::run::KILL_AFTER;
-use crate::duration::parse_duration;
 use crate::report::Moment;
+use lock::duration::parse_duration;
 
 /// Acquire locks for the calling script
 ///

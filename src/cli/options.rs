@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::duration::{Backoff, Limit, parse_backoff, parse_duration, parse_timeout};
-use crate::environment;
-use crate::lock::MOST_SLOTS;
+use engine::environment;
+use lock::MOST_SLOTS;
+use lock::duration::{Backoff, Limit, parse_backoff, parse_duration, parse_timeout};
 
 pub(super) const WAITING: &str = "Waiting";
 pub(super) const LOCK: &str = "Lock";

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::options::{COMMAND, JOB, LOCK, Taking, WAITING, whole};
-use crate::duration::parse_duration;
+use lock::duration::parse_duration;
 
 /// Default of `--kill-after`.
 pub(super) const KILL_AFTER: &str = "10s";

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use super::options::whole;
 use super::run::KILL_AFTER;
 use super::{Cli, Command, Common, Lock, Run, Unlock};
-use crate::duration::{parse_duration, parse_timeout};
+use lock::duration::{parse_duration, parse_timeout};
 
 /// `None` unless the arguments have the plain form. The first is the program's name.
 pub fn read(arguments: &[OsString]) -> Option<Cli> {

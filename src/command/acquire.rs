@@ -9,21 +9,19 @@ use super::context::{Context, LockRef};
 use super::end_holder::{HolderEnd, live_owners};
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
-use crate::engine::{
+use crate::exit::Exit;
+use crate::report::{RefusalReport, RefusedLock, Reporter};
+use engine::environment;
+use engine::{
     AcquireRequest, AcquireResult, Engine, LockStatus, OpenLockSet, Progress, ValueWrite, WaitPolicy, WriteResult,
     acquire_all,
 };
-use crate::environment;
-use crate::error::{Error, ErrorKind, Result};
-use crate::exit::Exit;
-use crate::host::{self, ThisProcess, command_of};
-use crate::lock::{
-    EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal, Waiter,
-};
-use crate::name::escape;
-use crate::report::{RefusalReport, RefusedLock, Reporter};
-use crate::signals::{Interrupt, Signals};
-use crate::store::{Call, Location};
+use host::signals::{Interrupt, Signals};
+use host::{self, ThisProcess, command_of};
+use lock::error::{Error, ErrorKind, Result};
+use lock::name::escape;
+use lock::{EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal, Waiter};
+use store::{Call, Location};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -173,7 +171,7 @@ impl<'a> Acquisition<'a> {
     pub(super) fn end(&self, opened: &OpenLockSet<'_>, result: &AcquireResult) -> anyhow::Result<Exit> {
         match result {
             AcquireResult::Granted(..) => Ok(Exit::Done),
-            AcquireResult::Interrupted => Ok(self.signals.exit()),
+            AcquireResult::Interrupted => Ok(Exit::interrupted(self.signals.interrupted_by())),
             AcquireResult::Refused(at, refusal) => {
                 let reporter = Reporter::new(opened.engine(*at));
                 let mut lock = RefusedLock::new(opened.target(*at), &reporter);

@@ -6,15 +6,15 @@ use std::os::unix::ffi::OsStrExt;
 use super::acquire::{Acquisition, command_of_caller, request, standing};
 use super::context::{Context, Documents, LockRef, eprint_line, json_line, print, print_before, print_json};
 use crate::cli::{Claim, Lookup, Unclaim};
-use crate::engine::{AcquireResult, LockSet, OpenLockSet};
-use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::ThisProcess;
-use crate::lock::{Grant, Lifetime, Refusal};
-use crate::name::{escape, shell_quote};
 use crate::report::{RefusalReport, RefusedLock, Reporter, json, name_and_store};
-use crate::signals::Signals;
-use crate::store::Call;
+use engine::{AcquireResult, LockSet, OpenLockSet};
+use host::ThisProcess;
+use host::signals::Signals;
+use lock::error::{Error, ErrorKind, Result};
+use lock::name::{escape, shell_quote};
+use lock::{Grant, Lifetime, Refusal};
+use store::Call;
 
 /// Maximum length of an id in bytes.
 const LONGEST_ID: usize = 255;

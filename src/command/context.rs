@@ -12,18 +12,18 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use crate::cli::{Common, Taking, Waiting};
-pub(super) use crate::engine::LockRef;
-use crate::engine::{self, Engine, LockSet, WaitPolicy};
-use crate::environment;
-use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::{ThisProcess, new_owner};
-use crate::lock::{Credentials, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId};
-use crate::name::{self, escape};
 use crate::report::{Document, RefusalReport, Reporter, SettingNames, indented, json};
-use crate::signals;
-use crate::store::{Call, Location, refuse_file_mounted_alone};
 use crate::terminal;
+pub(super) use engine::LockRef;
+use engine::environment;
+use engine::{self, Engine, LockSet, WaitPolicy};
+use host::signals;
+use host::{ThisProcess, new_owner};
+use lock::error::{Error, ErrorKind, Result};
+use lock::name::{self, escape};
+use lock::{Credentials, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId};
+use store::{Call, Location, refuse_file_mounted_alone};
 
 /// Maximum number of bytes that are read from the file of a handle.
 const MOST_HANDLE: u64 = 4096;
@@ -57,10 +57,10 @@ impl Context {
     /// `None` means that the default rules apply.
     fn chosen_store(&self, option: Option<&OsString>, variable: Option<OsString>) -> Result<Option<Location>> {
         if let Some(url) = option {
-            return Location::parse(url, &self.current).map(Some);
+            return engine::location(url, &self.current).map(Some);
         }
         let Some(url) = variable else { return Ok(None) };
-        let location = Location::parse(&url, &self.current)?;
+        let location = engine::location(&url, &self.current)?;
         // A command under a file's lock inherits that file's store. The store is not meant for other names.
         let is_of_file = Location::is_inherited(&url) && location.is_beside();
         Ok((!is_of_file).then_some(location))

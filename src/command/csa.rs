@@ -9,12 +9,12 @@ use std::path::Path;
 use super::context::{Context, print};
 use super::{lock, unlock};
 use crate::cli::{Common, Lock, Taking, Unlock, Waiting};
-use crate::duration::{Limit, parse_timeout};
-use crate::environment;
-use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::name::shell_quote;
 use crate::report::SettingNames;
+use ::lock::duration::{Limit, parse_timeout};
+use ::lock::error::{Error, Result};
+use ::lock::name::shell_quote;
+use engine::environment;
 
 /// The name of the function, if the program was called by one.
 pub(super) fn called_as(program: Option<&OsString>) -> Option<&'static str> {

@@ -1,24 +1,24 @@
 //! `csalock doctor`: checks whether a store is suitable.
 //!
-//! A store reports the risks that only it knows ([`crate::store::Store::diagnose`]). This module checks every store
+//! A store reports the risks that only it knows ([`store::Store::diagnose`]). This module checks every store
 //! alike: the hosts that share it, its records, a trial of write, read and delete, and its clock.
 
 use std::time::Duration;
 
 use super::context::{Context, print, print_json};
 use crate::cli::Doctor;
-use crate::duration::shown as span;
-use crate::engine::Engine;
-use crate::environment::LocalZone;
-use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::Host;
-use crate::lock::{Liveness, Page, encode_auxiliary};
-use crate::name::{escape, is_directory, shell_quote};
 use crate::report::{OutputStyle, Zone, findings_text, json};
 use crate::run::timer::wait_readable;
-use crate::signals::{self, Signals};
-use crate::store::{Call, CommitResult, Finding, Location, Scope, Scratch, Store, Topic, Verdict, Version, WriteSet};
+use engine::Engine;
+use engine::environment::LocalZone;
+use host::Host;
+use host::signals::{self, Signals};
+use lock::duration::shown as span;
+use lock::error::{ErrorKind, Result};
+use lock::name::{escape, is_directory, shell_quote};
+use lock::{Liveness, Page, encode_auxiliary};
+use store::{Call, CommitResult, Finding, Location, Scope, Scratch, Store, Topic, Verdict, Version, WriteSet};
 
 /// Maximum width of a line in columns, however wide the terminal is.
 const WIDEST: usize = 100;
@@ -52,7 +52,7 @@ pub(super) fn run(context: &Context, options: &Doctor) -> anyhow::Result<Exit> {
         }
     };
     if signals::is_pending() {
-        return Ok(signals.exit());
+        return Ok(Exit::interrupted(signals.interrupted_by()));
     }
     if context.common.json {
         print_json(&json::findings(url.as_encoded_bytes(), &findings))?;
@@ -289,8 +289,8 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::host::Fake;
-    use crate::store::{Abilities, Leases, Memory, Scope, Upkeep, Versioned, Visit, Write};
+    use host::Fake;
+    use store::{Abilities, Leases, Memory, Scope, Upkeep, Versioned, Visit, Write};
 
     #[derive(Clone, Copy, PartialEq, Eq)]
     enum Fault {

@@ -9,15 +9,14 @@ use nix::libc;
 
 use super::context::LockRef;
 use crate::cli::Common;
-use crate::duration::shown as span;
-use crate::engine::Engine;
-use crate::error::{Error, ErrorKind, Result};
-use crate::host;
-use crate::lock::{AskToEnd, EndRequest, Grant, Owner, ProcessId};
-use crate::name::escape;
 use crate::report::{Reporter, left_by_end};
 use crate::run::tree::{descendants_of, survivors};
-use crate::store::Call;
+use engine::Engine;
+use lock::duration::shown as span;
+use lock::error::{Error, ErrorKind, Result};
+use lock::name::escape;
+use lock::{AskToEnd, EndRequest, Grant, Owner, ProcessId};
+use store::Call;
 
 /// Number of searches for processes below a supervisor, after which it counts as one that waits for none.
 const MOST_SEARCHES_IN_VAIN: u32 = 20;

@@ -5,13 +5,13 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::context::{Context, Documents, print};
 use crate::cli::Gc;
-use crate::engine::{Engine, LockStatus};
-use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::glob;
-use crate::lock::{self, EndedGrant, Grant, Liveness};
-use crate::name::{escape, is_directory};
 use crate::report::{Reporter, json};
+use engine::{Engine, LockStatus};
+use lock::error::{Error, Result};
+use lock::name::{escape, is_directory};
+use lock::{self, EndedGrant, Grant, Liveness};
 
 pub(super) fn run(context: &Context, options: &Gc) -> anyhow::Result<Exit> {
     let mut collection = Collection {

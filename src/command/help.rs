@@ -17,11 +17,12 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use super::context::{LONGEST_WORD, eprint_line, print, print_json, quoted};
 use super::run::command_line;
 use crate::cli::{Cli, Color, Command, Completions, Man, Shell};
-use crate::error::Error;
 use crate::exit::Exit;
-use crate::name::{escape, shell_quote};
 use crate::report::RefusalReport;
 use crate::run::exec::is_program;
+use engine::stores::built_in;
+use lock::error::Error;
+use lock::name::{escape, shell_quote};
 
 /// Maximum length of a hint that repeats the arguments, in bytes.
 const LONGEST_HINT: usize = 500;
@@ -39,9 +40,13 @@ const REMOVED: [(&str, &str); 6] = [
 /// Prints the error that clap found in these arguments, or the help that the caller requested.
 pub(super) fn tell(error: clap::Error, words: &[OsString]) -> anyhow::Result<Exit> {
     let arguments = Arguments::new(words);
-    let usage_error = crate::ErrorKind::InvalidInput.into();
+    let usage_error = lock::error::ErrorKind::InvalidInput.into();
     match error.kind() {
-        ErrorKind::DisplayVersion => print(error.render().to_string()).map(|()| Exit::Done),
+        ErrorKind::DisplayVersion => {
+            let is_long = words.iter().any(|word| ["-v", "--verbose", "-Vv", "-vV"].iter().any(|long| word == long));
+            let stores = if is_long { format!("stores: {}\n", built_in().join(", ")) } else { String::new() };
+            print(format!("{}{stores}", error.render())).map(|()| Exit::Done)
+        }
         ErrorKind::DisplayHelp => {
             let is_long = words.iter().any(|word| word == "--help" || word == "help");
             print(help(&arguments, is_long, &std::io::stdout())).map(|()| Exit::Done)

@@ -6,16 +6,16 @@ use std::time::Duration;
 use super::context::{Context, print, print_json};
 use super::status::output_style;
 use crate::cli::History;
-use crate::engine::{Engine, LockStatus};
-use crate::environment;
-use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::glob;
-use crate::history::Past;
-use crate::lock::{EndReason, Standing};
-use crate::name::escape;
 use crate::report::{Moment, RefusalReport, Zone, json, timeline};
-use crate::store::Location;
+use engine::environment;
+use engine::{Engine, LockStatus};
+use lock::error::{Error, ErrorKind, Result};
+use lock::history::Past;
+use lock::name::escape;
+use lock::{EndReason, Standing};
+use store::Location;
 
 /// Maximum number of grants that are shown by default.
 const LINES: usize = 50;
@@ -177,7 +177,7 @@ fn means(word: &[u8], name: &[u8]) -> bool {
 
 fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
     let grants = status.record.holders.iter().zip(&status.holders);
-    let past = |(grant, standing): (&crate::lock::Grant, &Standing)| {
+    let past = |(grant, standing): (&lock::Grant, &Standing)| {
         let past = Past::held(&status.record.name, grant, engine.pid(&grant.owner));
         let to = match (grant.lifetime.lease(), standing) {
             (Some(lease), Standing::Ended(EndReason::Expired)) => Some(lease.wall),

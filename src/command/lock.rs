@@ -15,19 +15,19 @@ use anyhow::Context as _;
 use super::acquire::{Acquisition, report_taken, request, standing};
 use super::context::{Context, Documents, eprint_line, json_line, print_before};
 use crate::cli::{Lock, Renew, Taking, Wait};
-use crate::engine::{AcquireRequest, AcquireResult, LockSet, OpenLockSet, RETRY_INTERVAL};
-use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::history::Use;
-use crate::host::{Caller, ThisProcess, command_of, may_end_with_call};
-use crate::lock::{self, Edge, EndedGrant, Grant, Handle, Lifetime, Owner, Phase, Refusal};
-use crate::name::{escape, shell_quote};
 use crate::report::{RefusedLock, Reporter, json};
 use crate::run::exec::is_program;
 use crate::run::keeper::{KeeperConfig, check_room, spawn_detached};
 use crate::run::shared_lease_end::SharedLeaseEnd;
-use crate::signals::{self, Signals};
-use crate::store::Call;
+use engine::{AcquireRequest, AcquireResult, LockSet, OpenLockSet, RETRY_INTERVAL};
+use host::signals::{self, Signals};
+use host::{Caller, ThisProcess, command_of, may_end_with_call};
+use lock::error::{Error, ErrorKind, Result};
+use lock::history::Use;
+use lock::name::{escape, shell_quote};
+use lock::{self, Edge, EndedGrant, Grant, Handle, Lifetime, Owner, Phase, Refusal};
+use store::Call;
 
 /// Acquires locks. Prints their handle with `--print-handle` or `--json`, and else nothing.
 pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {

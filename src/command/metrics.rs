@@ -11,13 +11,13 @@ use nix::errno::Errno;
 use super::context::{Context, print};
 use super::history::Filter;
 use crate::cli::Metrics as Options;
-use crate::engine::{Engine, LockStatus};
-use crate::environment;
-use crate::error::{Error, ErrorKind, Result, describe};
 use crate::exit::Exit;
-use crate::history::Past;
-use crate::name::{escape, escape_path};
 use crate::report::Metrics;
+use engine::environment;
+use engine::{Engine, LockStatus};
+use lock::error::{Error, ErrorKind, Result, describe};
+use lock::history::Past;
+use lock::name::{escape, escape_path};
 
 pub(super) fn run(context: &Context, options: &Options) -> anyhow::Result<Exit> {
     if context.common.json {

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use super::context::{Context, print, print_json};
 use crate::cli::Overdue;
-use crate::engine::Engine;
-use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
-use crate::history::Past;
-use crate::lock::{ForgetJob, JobState};
-use crate::name::escape;
 use crate::report::{RefusalReport, Zone, due, failure, json, name_and_store, overdue, runs};
+use engine::Engine;
+use lock::error::{Error, ErrorKind};
+use lock::history::Past;
+use lock::name::escape;
+use lock::{ForgetJob, JobState};
 
 /// A job: its name for display, its state, its last run, and the time of its store.
 type NamedJob = (Vec<u8>, JobState, Option<Past>, Duration);

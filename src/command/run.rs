@@ -16,11 +16,7 @@ use self::recurrence::Recurring;
 use super::acquire::{Acquisition, report_taken, request};
 use super::context::{Context, quoted};
 use crate::cli::{Busy, OnLost, Run};
-use crate::engine::{AcquireRequest, AcquireResult, Engine, OpenLockSet};
-use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::{WakeAddress, WakeSocket};
-use crate::lock::{EndedGrant, Grant, Mode, ProcessId};
 use crate::report::notice;
 use crate::run::child::{SleepingChild, supervise_in_child};
 use crate::run::exec::{CommandLine, GrantNumbers};
@@ -29,7 +25,11 @@ use crate::run::guarded_command::{CommandLimits, GuardedCommand, SuccessReport};
 use crate::run::keeper;
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::supervisor::{Notice, Supervisor};
-use crate::signals::{self, Interrupt, Signals};
+use engine::{AcquireRequest, AcquireResult, Engine, OpenLockSet};
+use host::signals::{self, Interrupt, Signals};
+use host::{WakeAddress, WakeSocket};
+use lock::error::{Error, ErrorKind, Result};
+use lock::{EndedGrant, Grant, Mode, ProcessId};
 
 pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     let (names, command_line) = checked(context, options)?;
@@ -286,7 +286,7 @@ impl RunCall<'_> {
     /// Without a signal for this process, the wait ended because the child did, and csalock ends as the child did.
     fn interrupted(&self, child: Option<&SleepingChild<'_>>) -> Result<Exit> {
         let ended = child.filter(|_| !signals::is_pending()).and_then(SleepingChild::ended);
-        ended.unwrap_or_else(|| Ok(self.guarded.signals.exit()))
+        ended.unwrap_or_else(|| Ok(Exit::interrupted(self.guarded.signals.interrupted_by())))
     }
 
     /// Locks the files, reports the grants and begins the run of a job. The caller releases the locks if that fails.

@@ -10,10 +10,12 @@ use nix::errno::Errno;
 
 use super::context::Context;
 use crate::cli::Serve;
-use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::name::escape_path;
-use crate::store::{Layout, Location, MARK, Store, serve};
+use directory::{Directory, MARK};
+use lock::error::{Error, ErrorKind, Result};
+use lock::name::escape_path;
+use ssh::serve;
+use store::{Layout, Location, Store};
 
 /// Time for processes of this host that opened the store before its mark to make their call.
 const TO_NOTICE: Duration = Duration::from_secs(1);
@@ -23,7 +25,7 @@ pub(super) fn run(context: &Context, options: &Serve) -> anyhow::Result<Exit> {
         let what = "serve: standard input is a terminal, not a client";
         return Err(Error::invalid(what, "use the store ssh://HOST/PATH on another host").into());
     }
-    let location = Location::parse(&options.directory, &context.current)?;
+    let location = engine::location(&options.directory, &context.current)?;
     serve(open(context, &location), context.host.as_ref())?;
     Ok(Exit::Done)
 }
@@ -37,8 +39,7 @@ fn open(context: &Context, location: &Location) -> Result<Box<dyn Store>> {
     if !shared {
         mark(context, location, path)?;
     }
-    let served = Location::Directory { path: path.clone(), layout: Layout::Served, shared: *shared };
-    crate::store::open(&served, &|_| None, context.host.clone())
+    Ok(Box::new(Directory::open_as(path, Layout::Served, *shared, context.host.clone())?))
 }
 
 /// Marks the directory, if it exists; otherwise the first commit creates it with the mark.

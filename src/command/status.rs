@@ -11,13 +11,13 @@ use std::time::Duration;
 use self::select::{Selected, nothing_to_show, select, stores};
 use super::context::{Context, print};
 use crate::cli::{Common, Status};
-use crate::environment;
-use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::name::{escape, is_directory, is_path, shell_quote};
 use crate::report::{LockBlock, LockTable, OutputStyle, RefusedLock, Zone, cut, json, wrapped};
-use crate::store::Location;
 use crate::terminal;
+use engine::environment;
+use lock::error::{Error, ErrorKind, Result};
+use lock::name::{escape, is_directory, is_path, shell_quote};
+use store::Location;
 
 /// Time between two drawings of `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -242,7 +242,7 @@ impl<'a> Page<'a> {
 
 /// Redraws the table, or the details of one lock, again and again.
 fn watch(context: &Context, options: &Status) -> anyhow::Result<Exit> {
-    if !std::io::stdout().is_terminal() || crate::environment::is_dumb_terminal() {
+    if !std::io::stdout().is_terminal() || engine::environment::is_dumb_terminal() {
         let what = "--watch draws on a terminal, and stdout is none that can be drawn on";
         return Err(Error::invalid(what, "use: while sleep 1; do csalock status; done").into());
     }

@@ -11,18 +11,18 @@ use super::acquire::command_of_caller;
 use super::context::{Context, Documents, LockRef, print};
 use super::end_holder::{HolderEnd, live_owners};
 use crate::cli::{Unlock, Waiting};
-use crate::duration::Backoff;
-use crate::engine::{Broken, Engine, WaitPolicy};
-use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::ThisProcess;
-use crate::lock::{
+use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, json};
+use engine::{Broken, Engine, WaitPolicy};
+use host::ThisProcess;
+use lock::duration::Backoff;
+use lock::error::{Error, ErrorKind, Result};
+use lock::name::escape;
+use lock::{
     AskToEnd, EndReason, EndRequest, EndedGrant, Grant, HandleHash, Lifetime, Liveness, NotHolder, Owner, Release,
     Standing,
 };
-use crate::name::escape;
-use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, json};
-use crate::store::Location;
+use store::Location;
 
 /// Interval between two looks at a process that is about to end, and at the grant of a holder that is.
 const TO_LOOK_AT_PROCESS: Duration = Duration::from_millis(10);
@@ -414,7 +414,7 @@ fn everything_owned(
                     || name.clone(),
                     |directory| directory.join(OsStr::from_bytes(&name)).into_os_string().into_vec(),
                 );
-                let shell_arg = crate::name::shell_quote(&display_name);
+                let shell_arg = lock::name::shell_quote(&display_name);
                 targets
                     .push((LockRef { location: location.clone(), name, display_name, shell_arg }, Some(grant.proof)));
             }
@@ -447,8 +447,8 @@ fn stores(context: &Context, options: &Unlock) -> Result<Vec<(Location, Option<P
         let directory = Path::new(OsStr::from_bytes(&target.display_name)).parent().map(Path::to_path_buf);
         add(target.location, directory.filter(|_| target.name != target.display_name));
     }
-    if let Some(location) = crate::environment::variable("CSALOCK_STORE") {
-        let location = Location::parse(&location, current)?;
+    if let Some(location) = engine::environment::variable("CSALOCK_STORE") {
+        let location = engine::location(&location, current)?;
         let directory = location.directory_of_files().map(Path::to_path_buf);
         add(location, directory);
     }

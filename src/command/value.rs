@@ -10,14 +10,14 @@ use super::acquire::{Acquisition, command_of_caller, report_taken, request};
 use super::context::{Context, LockRef, eprint_line, print, print_json};
 use super::lock::{ForScript, Granted};
 use crate::cli::{Del, Get, Put, Taking, Writing};
-use crate::engine::{Engine, ValueWrite, WriteResult};
-use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::ThisProcess;
-use crate::lock::{Credentials, Lifetime, MOST_VALUE, Mode, Precondition, SetValue, Value, Written};
-use crate::name::escape;
 use crate::report::{RefusedLock, Reporter, describe_value, json};
-use crate::signals::{self, Signals};
+use engine::{Engine, ValueWrite, WriteResult};
+use host::ThisProcess;
+use host::signals::{self, Signals};
+use lock::error::{Error, ErrorKind, Result};
+use lock::name::escape;
+use lock::{Credentials, Lifetime, MOST_VALUE, Mode, Precondition, SetValue, Value, Written};
 
 pub(super) fn get(context: &Context, options: &Get) -> anyhow::Result<Exit> {
     context.require_stdout("the value", "send it somewhere")?;
@@ -154,7 +154,7 @@ fn write(
     let acquisition = Acquisition::new(context, &options.waiting, &signals, lease);
     let reporter = Reporter::new(&engine);
     match acquisition.write(&engine, target, &wanted, &request)? {
-        WriteResult::Interrupted => Ok(signals.exit()),
+        WriteResult::Interrupted => Ok(Exit::interrupted(signals.interrupted_by())),
         WriteResult::Done(Ok(Written { value, stale, .. })) => {
             if let Some(stale) = stale {
                 let (name, holder) = (escape(&target.display_name), reporter.ending(&stale));

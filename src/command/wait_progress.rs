@@ -16,13 +16,13 @@ use nix::errno::Errno;
 
 use super::context::{LockRef, eprint_line};
 use crate::cli::Common;
-use crate::duration::shown as span;
-use crate::engine::Progress;
-use crate::lock::Grant;
-use crate::name::escape;
 use crate::report::{Reporter, cut};
-use crate::signals::{self, SigtstpHandler};
 use crate::terminal;
+use engine::Progress;
+use host::signals::{self, SigtstpHandler};
+use lock::Grant;
+use lock::duration::shown as span;
+use lock::name::escape;
 
 /// Interval between drawings of the line.
 const TICK: Duration = Duration::from_millis(250);
@@ -46,7 +46,7 @@ impl<'a> WaitProgress<'a> {
         WaitProgress { common, locks_file, told: false, told_outage: false, since: None, line: None, holder: None }
     }
 
-    /// Reports the wait for `target` whenever it starts or goes on; see [`crate::engine::OnWaitForOne`].
+    /// Reports the wait for `target` whenever it starts or goes on; see [`engine::OnWaitForOne`].
     pub(super) fn update(
         &mut self,
         target: &LockRef,
@@ -140,7 +140,8 @@ impl StatusLine {
     /// `None` if stderr is not our terminal, or if it cannot erase.
     fn new() -> Option<StatusLine> {
         // The foreground of another terminal cannot be determined.
-        let drawable = rustix::termios::tcgetpgrp(std::io::stderr()).is_ok() && !crate::environment::is_dumb_terminal();
+        let drawable =
+            rustix::termios::tcgetpgrp(std::io::stderr()).is_ok() && !engine::environment::is_dumb_terminal();
         let terminal = drawable.then(terminal::open_controlling_tty).flatten()?;
         Some(StatusLine { terminal, drawings: 0, _stop: SigtstpHandler::call(erase_and_stop) })
     }

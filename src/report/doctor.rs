@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::OutputStyle;
 use super::table::wrapped;
-use crate::store::{Finding, Verdict};
+use store::{Finding, Verdict};
 
 fn shown(verdict: Verdict) -> (&'static str, &'static str) {
     match verdict {

@@ -7,10 +7,10 @@ use nix::sys::signal::Signal;
 use super::Zone;
 use super::holder::{label_and_command, process, shown_user};
 use super::table::{Column, OutputStyle, Table};
-use crate::duration::shown as span;
-use crate::history::{Past, RunEnd, Who};
-use crate::lock::EndReason;
-use crate::name::escape;
+use lock::EndReason;
+use lock::duration::shown as span;
+use lock::history::{Past, RunEnd, Who};
+use lock::name::escape;
 
 const BAR: u64 = 11;
 
@@ -101,21 +101,6 @@ pub(super) fn who(who: &Who, here: &str) -> String {
     format!("{process} {} {}", shown_user(who.uid), label_and_command(who.label.as_ref(), &who.command))
 }
 
-impl Past {
-    fn came(&self) -> u64 {
-        self.from.saturating_sub(self.waited)
-    }
-
-    /// In milliseconds since 1970; for an unknown end, the time when the grant began.
-    pub(crate) fn until(&self, now: u64) -> u64 {
-        match (self.to, self.how) {
-            (Some(to), _) => to,
-            (None, None) => now,
-            (None, Some(_)) => self.from,
-        }
-    }
-}
-
 /// `-` while the caller waited, `#` while it held the lock, `>` if it still holds it.
 fn bar(past: &Past, (begin, end): (u64, u64), now: u64) -> String {
     let at = |time: u64| {
@@ -137,8 +122,8 @@ fn bar(past: &Past, (begin, end): (u64, u64), now: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::EndedBy;
-    use crate::lock::Mode;
+    use lock::Mode;
+    use lock::history::EndedBy;
 
     /// 2026-11-21T00:00:00Z in milliseconds since the epoch.
     const MIDNIGHT: u64 = 1_795_219_200_000;

@@ -8,12 +8,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::Zone;
-use crate::duration::shown as span;
-use crate::engine::{Engine, LockRef, LockStatus};
-use crate::host::{FileLock, Host, command_of, file_locks, user_name};
-use crate::lock::{EndReason, EndedGrant, Grant, Lifetime, Liveness, Owner, ProcessId, Standing};
-use crate::name::escape;
-use crate::store::Scope;
+use engine::{Engine, LockRef, LockStatus};
+use host::{FileLock, Host, command_of, file_locks, user_name};
+use lock::duration::shown as span;
+use lock::name::escape;
+use lock::{EndReason, EndedGrant, Grant, Lifetime, Liveness, Owner, ProcessId, Standing};
+use store::Scope;
 
 const MOST_NAMED: usize = 3;
 

@@ -12,16 +12,14 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::history::signal_name;
 use super::holder::{holders, user};
 use super::{FileLocks, RefusalReport, Reporter};
-use crate::duration::rfc3339_millis;
-use crate::engine::{LockRef, LockStatus};
-use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
-use crate::history::{EndedBy, Past, Who};
-use crate::lock::{
-    EndReason, EndedGrant, Grant, Handle, JobState, Lifetime, Liveness, Mode, Owner, Runs, Standing, Value,
-};
-use crate::name::is_invisible;
-use crate::store::{Finding, Location, Verdict};
+use engine::{LockRef, LockStatus};
+use lock::duration::rfc3339_millis;
+use lock::error::{Error, ErrorKind};
+use lock::history::{EndedBy, Past, Who};
+use lock::name::is_invisible;
+use lock::{EndReason, EndedGrant, Grant, Handle, JobState, Lifetime, Liveness, Mode, Owner, Runs, Standing, Value};
+use store::{Finding, Location, Verdict};
 
 /// Returns a document as text. JSON escapes ASCII controls; this function escapes other controls and characters that
 /// reorder or hide text too, because terminals show documents. Such characters occur only within strings.

@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::holder::waiting;
-use crate::engine::LockStatus;
-use crate::history::{Past, RunEnd};
-use crate::lock::{EndReason, JobState, Liveness};
-use crate::name::escape;
+use engine::LockStatus;
+use lock::history::{Past, RunEnd};
+use lock::name::escape;
+use lock::{EndReason, JobState, Liveness};
 
 const KINDS: [EndReason; 4] = [EndReason::Released, EndReason::Died, EndReason::Expired, EndReason::Broken];
 

@@ -6,11 +6,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use super::{FileLocks, Reporter};
-use crate::engine::LockRef;
-use crate::environment;
-use crate::error::{Error, ErrorKind};
-use crate::lock::{Edge, EndReason, EndedGrant, Grant, NotHolder, Refusal, Successor, Value, WriteRefusal};
-use crate::name::{escape, shell_quote};
+use engine::LockRef;
+use engine::environment;
+use lock::error::{Error, ErrorKind};
+use lock::name::{escape, shell_quote};
+use lock::{Edge, EndReason, EndedGrant, Grant, NotHolder, Refusal, Successor, Value, WriteRefusal};
 
 /// A refusal or an error: the lock, the problem, the next step, and the holders that stand in the way.
 #[derive(Debug, Clone)]

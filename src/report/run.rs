@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use super::{Reporter, Zone};
-use crate::duration::shown as span;
-use crate::engine::{Engine, LockRef, LockSet};
-use crate::error::{Error, ErrorKind};
-use crate::lock::{JobState, NotHolder, Owner, ProcessId, Success};
-use crate::name::escape;
-use crate::run::lease_schedule::StopReason;
 use crate::run::supervisor::Notice;
+use engine::lease_schedule::StopReason;
+use engine::{Engine, LockRef, LockSet};
+use lock::duration::shown as span;
+use lock::error::{Error, ErrorKind};
+use lock::name::escape;
+use lock::{JobState, NotHolder, Owner, ProcessId, Success};
 
 pub(crate) fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
     let names = locks.shown_names();

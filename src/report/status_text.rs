@@ -8,11 +8,11 @@ use super::json::{mode, state};
 use super::run::{due, runs, within};
 use super::table::{Column, OutputStyle, Table, wrapped};
 use super::{FileLocks, Reporter, describe_value};
-use crate::duration::shown as span;
-use crate::engine::{LockRef, LockStatus};
-use crate::history::Past;
-use crate::lock::{EndReason, Grant, JobState, Lifetime, Liveness, Mode, Standing, Success, Value};
-use crate::name::{escape, shell_quote};
+use engine::{LockRef, LockStatus};
+use lock::duration::shown as span;
+use lock::history::Past;
+use lock::name::{escape, shell_quote};
+use lock::{EndReason, Grant, JobState, Lifetime, Liveness, Mode, Standing, Success, Value};
 
 const HOST: usize = 4;
 

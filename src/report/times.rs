@@ -6,8 +6,8 @@ use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan, ZonedDateTime};
 
-use crate::duration::{parse_duration, timestamp};
-use crate::environment::LocalZone;
+use engine::environment::LocalZone;
+use lock::duration::{parse_duration, timestamp};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Zone {

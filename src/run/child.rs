@@ -31,11 +31,11 @@ use super::detach::exit_now;
 use super::exec::{CommandLine, GrantNumbers, to_be_inherited};
 use super::timer::wait_readable;
 use super::tree::cannot_follow;
-use crate::environment;
-use crate::error::{Error, ErrorKind, Result, errno_of};
 use crate::exit::Exit;
-use crate::host::processes;
-use crate::signals::{self, Interrupt, Signals};
+use engine::environment;
+use host::processes;
+use host::signals::{self, Interrupt, Signals};
+use lock::error::{Error, ErrorKind, Result, errno_of};
 
 /// A message that carries a file. The other one has the numbers of the grant, and is the start.
 const FILE: &[u8] = b"F";

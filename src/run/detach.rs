@@ -16,8 +16,8 @@ use nix::sys::stat::Mode;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, chdir, fork, setsid};
 
-use crate::error::{Error, Result};
-use crate::store::close_before_fork;
+use lock::error::{Error, Result};
+use sqlite::close_before_fork;
 
 /// Name of a background process: each of them is a keeper.
 pub(super) const NAME: &CStr = c"csalock-keeper";

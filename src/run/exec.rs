@@ -13,10 +13,10 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::unistd::{AccessFlags, access, execve, execvpe};
 
-use crate::environment;
-use crate::error::{Error, ErrorKind};
-use crate::name::{escape, shell_quote};
-use crate::signals;
+use engine::environment;
+use host::signals;
+use lock::error::{Error, ErrorKind};
+use lock::name::{escape, shell_quote};
 
 /// Commands of a shell that are not programs, and would not help if they were (POSIX, special and intrinsic utilities).
 const SHELL_BUILTINS: [&[u8]; 10] =

@@ -28,12 +28,12 @@ use super::child::{SleepingChild, in_spite_of_signals};
 use super::detach::exit_now;
 use super::exec::to_be_inherited;
 use super::timer::wait_readable;
-use crate::error::{Error, ErrorKind, Result, errno_of};
 use crate::exit::Exit;
-use crate::host::{FileLock, Host, WakeSocket, pidfd_of};
-use crate::lock::Mode as LockMode;
-use crate::name::escape_path;
-use crate::signals::Signals;
+use host::signals::Signals;
+use host::{FileLock, Host, WakeSocket, pidfd_of};
+use lock::Mode as LockMode;
+use lock::error::{Error, ErrorKind, Result, errno_of};
+use lock::name::escape_path;
 
 /// Maximum number of times that the file may be replaced during an attempt to lock it.
 const MOST_REPLACED: u32 = 100;

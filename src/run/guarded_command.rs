@@ -8,14 +8,14 @@ use super::child::SleepingChild;
 use super::exec::{CommandLine, GrantNumbers};
 use super::keeper::{KeeperConfig, spawn_detached};
 use super::shared_lease_end::SharedLeaseEnd;
-use crate::engine::{Context, LockSet, OpenLockSet};
-use crate::environment;
-use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::history::{RunEnd, Use};
-use crate::lock::{Grant, Handle, ProcessId};
-use crate::signals::{self, Signals};
-use crate::store::Call;
+use engine::environment;
+use engine::{Context, LockSet, OpenLockSet};
+use host::signals::{self, Signals};
+use lock::error::{Error, ErrorKind, Result};
+use lock::history::{RunEnd, Use};
+use lock::{Grant, Handle, ProcessId};
+use store::Call;
 
 pub struct GuardedCommand<'a> {
     pub context: &'a Context,
@@ -62,7 +62,7 @@ impl<'a> GuardedCommand<'a> {
     }
 
     pub(super) fn exit_without_record(&self) -> Exit {
-        if signals::is_pending() { self.signals.exit() } else { ErrorKind::Lost.into() }
+        if signals::is_pending() { Exit::interrupted(self.signals.interrupted_by()) } else { ErrorKind::Lost.into() }
     }
 
     pub fn keeper(&self, command: ProcessId, opened: &OpenLockSet<'_>, grants: &[Grant]) -> Option<KeeperConfig<'a>> {

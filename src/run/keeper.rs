@@ -25,16 +25,16 @@ use nix::unistd::{Pid, read, write};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, getrlimit};
 
-use crate::engine::{Context, LockSet, OpenLockSet};
-use crate::error::{Error, ErrorKind, Result};
-use crate::host::WakeSocket;
-use crate::lock::{Grant, HandleHash, Lease, ProcessId};
 use crate::run::child::in_spite_of_signals;
 use crate::run::detach;
-use crate::run::lease_schedule::POLL_INTERVAL;
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::timer::wait_readable;
 use crate::run::tree::Tree;
+use engine::lease_schedule::POLL_INTERVAL;
+use engine::{Context, LockSet, OpenLockSet};
+use host::WakeSocket;
+use lock::error::{Error, ErrorKind, Result};
+use lock::{Grant, HandleHash, Lease, ProcessId};
 
 mod renew_or_kill;
 

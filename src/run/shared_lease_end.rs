@@ -13,8 +13,8 @@ use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::signal::Signal;
 
-use crate::error::{Error, ErrorKind, Result};
-use crate::run::lease_schedule::{LeaseSchedule, Pause, PauseStep, STOP_CHECK_INTERVAL, StopTimes};
+use engine::lease_schedule::{LeaseSchedule, Pause, PauseStep, STOP_CHECK_INTERVAL, StopTimes};
+use lock::error::{Error, ErrorKind, Result};
 
 /// Maximum number of locks; together with the other fields they fit into a page.
 const MOST_LOCKS: usize = 4000;

@@ -12,17 +12,17 @@ use super::exec::GrantNumbers;
 use super::flock::Flock;
 use super::guarded_command::GuardedCommand;
 use super::keeper::{Keeper, KeeperConfig};
-use super::lease_schedule::{LONGEST_RELEASE, LONGEST_SILENCE, LeaseSchedule, SILENCE_CHECK_INTERVAL, StopReason};
 use super::shared_lease_end::SharedLeaseEnd;
 use super::tree::{Tree, survivors};
-use crate::engine::{Engine, LockRef, OpenLockSet, RETRY_INTERVAL, Released};
-use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::history::{RunEnd, Use};
-use crate::host::{WakeAddress, WakeSocket};
-use crate::lock::{EndReason, Grant, Lifetime, NotHolder, ProcessId};
 use crate::run::detach;
-use crate::store::Call;
+use engine::lease_schedule::{LONGEST_RELEASE, LONGEST_SILENCE, LeaseSchedule, SILENCE_CHECK_INTERVAL, StopReason};
+use engine::{Engine, LockRef, OpenLockSet, RETRY_INTERVAL, Released};
+use host::{WakeAddress, WakeSocket};
+use lock::error::{Error, ErrorKind, Result};
+use lock::history::{RunEnd, Use};
+use lock::{EndReason, Grant, Lifetime, NotHolder, ProcessId};
+use store::Call;
 
 mod while_running;
 

@@ -9,10 +9,10 @@ use rustix::process::WaitOptions;
 
 use super::detach;
 use super::timer::wait_readable;
-use crate::error::{Error, ErrorKind, Result};
-use crate::host::processes::{self, MOST_SEARCHES, ProcStat};
-use crate::host::{self, Host};
-use crate::lock::ProcessId;
+use host::processes::{self, MOST_SEARCHES, ProcStat};
+use host::{self, Host};
+use lock::ProcessId;
+use lock::error::{Error, ErrorKind, Result};
 
 /// Number of looks at the processes that an ended process had started, and the time between two of them.
 const SURVIVOR_CHECKS: u32 = 10;

@@ -3,8 +3,8 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use crate::host::processes;
-use crate::store::directory::layout::{Name, file_name, name_of_file};
+use directory::layout::{Name, file_name, name_of_file};
+use host::processes;
 
 /// Parses any bytes as a file name in a store, and as a line of /proc/PID/stat.
 pub(super) fn names_and_proc_stat(bytes: &[u8]) {

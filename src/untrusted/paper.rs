@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::engine::{LockRef, LockStatus};
-use crate::host::{Fake, FileLock, Host};
-use crate::lock::{EndReason, EndedGrant, Handle, Liveness, Record, Standing};
 use crate::report::{FileLocks, LockBlock, LockTable, OutputStyle, Reporter, Zone, json};
-use crate::store::{Location, Scope};
+use engine::{LockRef, LockStatus};
+use host::{Fake, FileLock, Host};
+use lock::{EndReason, EndedGrant, Handle, Liveness, Record, Standing};
+use store::{Location, Scope};
 
 /// A harmless text does not move a cursor, colour, reorder or hide text.
 pub(super) fn is_harmless(text: &str) -> bool {

@@ -3,8 +3,8 @@
 
 use super::paper::{is_harmless, show};
 use super::source::Source;
-use crate::lock::line::checksum;
-use crate::lock::{self, Auxiliary, CommitRecord, Handle, HandleHash, MOST_BYTES, Page, Record, WaitEdges};
+use lock::line::checksum;
+use lock::{self, Auxiliary, CommitRecord, Handle, HandleHash, MOST_BYTES, Page, Record, WaitEdges};
 
 /// Version for records that have no version of their own.
 const VERSION: u64 = 4711;

@@ -1,8 +1,7 @@
 //! Properties of what servers say, or an impostor of one: etcd, PostgreSQL or a pooler, and csalock behind ssh.
 
 use super::paper::is_harmless;
-use crate::store::etcd::untrusted::{Asked, answered};
-use crate::store::{postgres, ssh};
+use etcd::untrusted::{Asked, answered};
 
 /// Checks that a terminal interprets no character of these messages.
 fn are_harmless(messages: impl IntoIterator<Item = String>) {

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::lock::{
+use lock::{
     ClockReading, EndReason, EndRequest, EndedGrant, Grant, Handle, HandleHash, JobState, Lease, LeaseClock,
     LeaseStart, Lifetime, Mode, Owner, Pages, PidDomain, ProcessId, Promise, Record, Replacement, Runs, Sighting,
     Success, Value, WaitEdge, Waiter,
@@ -183,7 +183,7 @@ impl Source<'_> {
         [b"n".to_vec(), self.bytes()].concat().into_iter().filter(|byte| *byte != 0).collect()
     }
 
-    /// As [`crate::lock::decide`] could have produced it, as far as the codec is concerned.
+    /// As [`lock::decide`] could have produced it, as far as the codec is concerned.
     pub(super) fn record(&mut self) -> Record {
         let first = self.number() >> 2;
         let mut record = Record {
@@ -199,7 +199,7 @@ impl Source<'_> {
             ended_grants: self.few(Source::ending),
             sightings: Vec::new(),
         };
-        while crate::lock::codec::broken_invariant(&record).is_some() {
+        while lock::codec::broken_invariant(&record).is_some() {
             if record.waiters.pop().is_none() {
                 record.holders.pop();
             }

@@ -7,21 +7,20 @@ use std::time::Duration;
 
 use super::paper::is_harmless;
 use super::record::sealed;
-use crate::duration::{parse_backoff, parse_duration, parse_timeout, rfc3339_millis, shown as span_shown};
 use crate::glob;
-use crate::history::{Past, parse_size};
-use crate::name::{check, escape, escape_path, shell_quote};
 use crate::report::{Moment, OutputStyle, Zone, json, timeline};
-use crate::store::Location;
+use lock::duration::{parse_backoff, parse_duration, parse_timeout, rfc3339_millis, shown as span_shown};
+use lock::history::{Past, parse_size};
+use lock::name::{check, escape, escape_path, shell_quote};
 
 /// Checks that a URL is refused, or means a store whose own URL means the same store.
 pub(super) fn url(bytes: &[u8]) {
-    let Ok(found) = Location::parse(OsStr::from_bytes(bytes), Path::new("/here")).map_err(refused) else { return };
-    let again = Location::parse(&found.url(), Path::new("/elsewhere"));
+    let Ok(found) = engine::location(OsStr::from_bytes(bytes), Path::new("/here")).map_err(refused) else { return };
+    let again = engine::location(&found.url(), Path::new("/elsewhere"));
     assert_eq!(again, Ok(found), "its URL means something else");
 }
 
-fn refused(error: crate::error::Error) {
+fn refused(error: lock::error::Error) {
     assert!(is_harmless(&error.to_string()), "{error:?}");
 }
 

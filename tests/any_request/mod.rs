@@ -1,7 +1,7 @@
 //! Any request about a record: what a trace contains, and what an actor of the model asks for.
 #![allow(dead_code, reason = "each of the test programs that include this uses a part of it")]
 
-use csalock::lock::{
+use lock::{
     Acquire, AskToEnd, BeginRun, Break, Cancel, Facts, Note, OwnerDied, Prepare, Query, Record, Release, RenewGrant,
     ReportSuccess, Request, SetValue, Sweep, Transition, decide,
 };

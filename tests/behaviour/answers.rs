@@ -336,7 +336,7 @@ mod stores {
             let held = |words: &str| HELD.replace("csalock lock x;", &format!("csalock lock {words};"));
             let _job = sandbox.script("dash", "csalock lock --store $OTHER x; echo; cat; :").env("OTHER", &other).ready();
             let said = format!("csalock: lock x in store {store} is busy: {}; wait longer with -w, or see `csalock status --store {} x`\n",
-                               held("--store $OTHER x"), sandbox.plain(&csalock::name::shell_quote(other.as_bytes())));
+                               held("--store $OTHER x"), sandbox.plain(&lock::name::shell_quote(other.as_bytes())));
             sandbox.csalock(["lock", "--store", &other, "-n", "x"]).status(75).stderr(&said).run();
             // The store of a file's lock is chosen as well, unless it is beside the file.
             let _file = sandbox.script("dash", "csalock lock ./f; echo; cat; :").spawn();

@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 
 use crate::sandbox::proc::keepers;
 use crate::sandbox::{Call, Job, Kind, Mount, Sandbox, has_namespaces, wait_until};
-use csalock::store::Call as StoreCall;
+use store::Call as StoreCall;
 
 /// A call that sees the wall clock and the times of files like this, as if the clock of the server had been set.
 fn at<'a>(call: Call<'a>, offset: &str) -> Call<'a> {
@@ -24,7 +24,7 @@ fn leased(sandbox: &Sandbox, span: &str, offset: &str) -> Job {
 /// How often it was noted that a lease was seen.
 fn sightings(sandbox: &Sandbox) -> usize {
     let stored = sandbox.open().read(StoreCall::default(), b"x").unwrap().unwrap();
-    csalock::lock::decode(&stored.body, stored.version.number).unwrap().sightings.len()
+    lock::decode(&stored.body, stored.version.number).unwrap().sightings.len()
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn the_clock_of_these_tests_moves_the_times_of_files() {
     let ends = |name: &str, offset| {
         at(sandbox.csalock(["lock", "--ttl", "1h", name]), offset).capture().exits(0);
         let stored = sandbox.open().read(StoreCall::default(), name.as_bytes()).unwrap().unwrap();
-        let record = csalock::lock::decode(&stored.body, stored.version.number).unwrap();
+        let record = lock::decode(&stored.body, stored.version.number).unwrap();
         record.holders[0].lifetime.lease().unwrap().ends
     };
     assert!(ends("now", "+0").abs_diff(ends("later", "+1000d")) > 999 * 86_400_000);

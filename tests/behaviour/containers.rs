@@ -218,7 +218,7 @@ fn the_addresses_of_a_host_are_those_of_the_file() {
     if !std::fs::read_to_string("/etc/hosts").is_ok_and(|hosts| hosts.contains("localhost")) {
         return skip("addresses of a host", "/etc/hosts does not name localhost");
     }
-    let found = csalock::host::addresses_of("localhost", Duration::from_secs(60)).unwrap();
+    let found = host::addresses_of("localhost", Duration::from_secs(60)).unwrap();
     assert!(!found.is_empty() && found.iter().all(IpAddr::is_loopback), "{found:?}");
 }
 

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use csalock::ErrorKind;
 use csalock::exit::Exit;
+use lock::error::ErrorKind;
 
 use crate::sandbox::wait_until;
 
@@ -49,7 +49,9 @@ on_every_store! {
 
     fn help_and_version_are_done(sandbox: &Sandbox) {
         let version = format!("csalock {}\n", env!("CARGO_PKG_VERSION"));
-        sandbox.csalock(["--version"]).stdout(version).run();
+        sandbox.csalock(["--version"]).stdout(version.clone()).run();
+        let stores = "stores: dir, sqlite, etcd, etcds, postgres, postgresql, ssh\n";
+        sandbox.csalock(["-V", "-v"]).stdout(format!("{version}{stores}")).run();
         for words in [&["--help"][..], &["-h"], &["lock", "--help"], &["help"], &["help", "lock"], &["run", "-h"], &["run-with-lock", "--help"]] {
             let done = sandbox.csalock(words).capture();
             assert!(done.code == Some(0) && done.stdout.contains("Usage: csalock") && done.stderr.is_empty(), "{done:?}");

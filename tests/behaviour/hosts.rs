@@ -174,7 +174,7 @@ csalock: lock x: its lease is over, and pid {pid} on host1 (user {}) was not sto
         let ends = on(sandbox, 2, &["unlock", "--force", "--end", "x"]).env("CSALOCK_LEASE", "10m").spawn();
         wait_until("the lease is the last one", || {
             let record = sandbox.record("x");
-            record.is_some_and(|record| matches!(record.holders[0].lifetime, csalock::lock::Lifetime::ExpiresAt(_)))
+            record.is_some_and(|record| matches!(record.holders[0].lifetime, lock::Lifetime::ExpiresAt(_)))
         });
         holder.tell("go");
         holder.wait().exits(0);

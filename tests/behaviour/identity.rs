@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use csalock::lock::{Lifetime, Record};
-use csalock::store::Call as StoreCall;
+use lock::{Lifetime, Record};
+use store::Call as StoreCall;
 
 use crate::programs::copy_program;
 use crate::sandbox::{Sandbox, has, has_namespaces, proc, wait_until};
@@ -77,7 +77,7 @@ on_every_kind_of_store! {
         // Such a machine has the same boot and other secrets, and no memory of what was written after the snapshot.
         is_not_dead_for_sure(sandbox, |record| {
             let grant = &mut record.holders[0];
-            grant.proof = csalock::lock::Handle::new([7; 16]).proof();
+            grant.proof = lock::Handle::new([7; 16]).proof();
             grant.owner_mut().processes[0].start += 1;
         });
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use csalock::lock::{EndReason, EndedGrant, Grant, Lifetime};
+use lock::{EndReason, EndedGrant, Grant, Lifetime};
 use nix::sys::signal::Signal;
 
 use crate::etcd::fair::fair;

@@ -3,7 +3,7 @@
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use csalock::{ErrorKind, LockRequest, Locks};
+use csalock_locks::{ErrorKind, LockRequest, Locks};
 
 use crate::sandbox::{Kind, Mount, PATIENCE, Sandbox, has, has_namespaces, wait_until};
 

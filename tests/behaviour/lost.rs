@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use csalock::host::{Host, Unix, WakeAddress};
-use csalock::store::Call as StoreCall;
+use host::{Host, Unix, WakeAddress};
 use nix::sys::signal::Signal;
+use store::Call as StoreCall;
 
 use crate::sandbox::{Job, Kind, Sandbox, proc, wait_until};
 
@@ -35,7 +35,7 @@ fn others(sandbox: &Sandbox) {
 fn remove_record(sandbox: &Sandbox) {
     let store = sandbox.open();
     let version = store.read(StoreCall::default(), b"x").unwrap().map(|stored| stored.version);
-    store.commit(StoreCall::default(), &csalock::store::WriteSet::of(b"x", version.as_ref(), None)).unwrap();
+    store.commit(StoreCall::default(), &store::WriteSet::of(b"x", version.as_ref(), None)).unwrap();
 }
 
 #[track_caller]

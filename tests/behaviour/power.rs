@@ -13,11 +13,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use csalock::engine::{AcquireRequest, AcquireResult, Engine, ValueWrite, WaitPolicy, WriteResult};
-use csalock::error::Result;
-use csalock::host::{Host, Unix, WakeAddress, WakeSet};
-use csalock::lock::{HandleHash, Liveness, Owner, PidDomain, ProcessId, Release, SetValue};
-use csalock::store::{Call as StoreCall, Directory, Layout, Scope, Sqlite, Store, Verdict};
+use directory::Directory;
+use engine::{AcquireRequest, AcquireResult, Engine, ValueWrite, WaitPolicy, WriteResult};
+use host::{Host, Unix, WakeAddress, WakeSet};
+use lock::error::Result;
+use lock::{HandleHash, Liveness, Owner, PidDomain, ProcessId, Release, SetValue};
+use sqlite::Sqlite;
+use store::{Call as StoreCall, Layout, Scope, Store, Verdict};
 
 use self::disk::{Disk, Tree};
 use self::trace::Call;
@@ -331,7 +333,7 @@ fn check(rig: &Rig, said: &Said, set_back: Duration) -> Result<()> {
     engine.store().sweep(StoreCall::default(), false)?;
     engine.store().scan(StoreCall::default(), &mut |place, stored| {
         let stored = stored?;
-        assert!(csalock::lock::is_auxiliary(&stored.body) || !stored.body.is_empty(), "{place}");
+        assert!(lock::is_auxiliary(&stored.body) || !stored.body.is_empty(), "{place}");
         Ok(())
     })
 }

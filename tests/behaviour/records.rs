@@ -4,7 +4,7 @@ use nix::libc;
 
 use crate::sandbox::{Kind, Sandbox, csalock, skip, wait_until};
 use crate::syscalls::tracer::{Fault, Point, trace, trace_overtaken};
-use csalock::store::Call as StoreCall;
+use store::Call as StoreCall;
 
 const COMMANDS: [&[&str]; 7] = [
     &["lock", "x"],
@@ -100,14 +100,13 @@ fn has_secret(bytes: &[u8]) -> bool {
 
 /// The pid of the holder in the bytes of a record.
 fn holder_in(bytes: &[u8]) -> i32 {
-    csalock::lock::decode(bytes, 1).unwrap().holders[0].owner.processes[0].pid
+    lock::decode(bytes, 1).unwrap().holders[0].owner.processes[0].pid
 }
 
 /// The bytes in this place of the store.
 fn kept(sandbox: &Sandbox, place: &str) -> Option<Vec<u8>> {
     let mut kept = None;
-    let mut look =
-        |at: &str, stored: csalock::store::Versioned| kept = (at == place).then_some(stored.body).or(kept.take());
+    let mut look = |at: &str, stored: store::Versioned| kept = (at == place).then_some(stored.body).or(kept.take());
     sandbox.open().scan(StoreCall::default(), &mut |at, stored| stored.map(|stored| look(at, stored))).unwrap();
     kept
 }
@@ -181,7 +180,7 @@ on_every_store! {
 
     fn a_value_of_another_version_is_kept(sandbox: &Sandbox) {
         sandbox.csalock(["put", "x", &"v".repeat(2000)]).run();
-        let key = csalock::lock::Value::key(b"x", sandbox.record("x").unwrap().value.unwrap().write_id);
+        let key = lock::Value::key(b"x", sandbox.record("x").unwrap().value.unwrap().write_id);
         let (key, good) = (String::from_utf8(key.clone()).unwrap(), sandbox.open().read(StoreCall::default(), &key).unwrap().unwrap().body);
         for body in of_other_versions(&good) {
             sandbox.overwrite(&key, &body);
@@ -250,8 +249,8 @@ on_every_store! {
         sandbox.csalock(["lock", "--forever", "-s", "x"]).run();
         sandbox.csalock(["lock", "--forever", "-s", "x"]).run();
         let mut record = sandbox.record("x").unwrap();
-        record.holders.iter_mut().for_each(|grant| grant.mode = csalock::lock::Mode::Exclusive);
-        is_refused_until_forced(sandbox, &csalock::lock::encode(&record), "it has two exclusive holders");
+        record.holders.iter_mut().for_each(|grant| grant.mode = lock::Mode::Exclusive);
+        is_refused_until_forced(sandbox, &lock::encode(&record), "it has two exclusive holders");
     }
 
     fn a_record_of_another_name(sandbox: &Sandbox) {

@@ -5,7 +5,7 @@ use nix::unistd::Pid;
 
 use crate::sandbox::proc::{children, lives, private_kibibytes, stat_field};
 use crate::sandbox::{Call, Job, Kind, Sandbox, has_namespaces, wait_until};
-use csalock::store::Call as StoreCall;
+use store::Call as StoreCall;
 
 /// Short, but long enough for a machine that has other things to do.
 const LEASE: &str = "5s";
@@ -108,7 +108,7 @@ fn sleep_beyond_the_lease(sandbox: &Sandbox, processes: &[i32]) {
     processes.iter().for_each(|pid| send(*pid, Signal::SIGSTOP));
     let until = renewed_until(sandbox, "x").unwrap();
     let earlier = || std::time::UNIX_EPOCH.elapsed().unwrap() - std::time::Duration::from_secs(2);
-    wait_until("the lease is over", || csalock::duration::rfc3339_millis(earlier()) > until);
+    wait_until("the lease is over", || lock::duration::rfc3339_millis(earlier()) > until);
 }
 
 on_every_shared_store! {
@@ -213,7 +213,7 @@ on_every_shared_store! {
         send(keeper, Signal::SIGKILL);
         send(parent, Signal::SIGKILL);
         let until = renewed_until(sandbox, "x").unwrap();
-        let now = || csalock::duration::rfc3339_millis(std::time::UNIX_EPOCH.elapsed().unwrap());
+        let now = || lock::duration::rfc3339_millis(std::time::UNIX_EPOCH.elapsed().unwrap());
         wait_until("the lease is over", || now() > until);
         csalock(sandbox, &["run", "-nq", "x", "true"]).status(75).run();
         require!(has_namespaces("another pid namespace"));
@@ -477,7 +477,7 @@ fn open_files(pid: i32) -> Vec<std::path::PathBuf> {
 #[test]
 #[ignore = "it is a part of another test, in a process of its own"]
 fn holder_by_the_library() {
-    let locks = csalock::Locks::open(&std::env::var("CSALOCK_STORE").unwrap()).unwrap();
+    let locks = csalock_locks::Locks::open(&std::env::var("CSALOCK_STORE").unwrap()).unwrap();
     let guard = locks.lock("x", std::time::Duration::ZERO).unwrap().unwrap();
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
     assert_eq!(guard.release(), Ok(true));

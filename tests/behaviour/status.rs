@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
 use crate::sandbox::{Kind, Sandbox, wait_until};
-use csalock::store::Call as StoreCall;
+use store::Call as StoreCall;
 
 /// The rows of a table in a pipe, without what differs from run to run.
 fn table(sandbox: &Sandbox, text: &str) -> String {
@@ -84,7 +84,7 @@ on_every_store! {
             &format!("no lock is held in {store}; `csalock history{option}` shows past holders"),
         );
         sandbox.csalock(["status"]).stderr(past("")).run();
-        let quoted = sandbox.plain(&csalock::name::shell_quote(sandbox.store().as_bytes()));
+        let quoted = sandbox.plain(&lock::name::shell_quote(sandbox.store().as_bytes()));
         let other = sandbox.csalock(["status", "--store", &sandbox.store()]).without("CSALOCK_STORE");
         other.stderr(past(&format!(" --store {quoted}"))).run();
         sandbox.csalock(["status", "-q"]).run();
@@ -125,7 +125,7 @@ on_every_store! {
         let _waits = sandbox.script("dash", "csalock run held true; :").spawn();
         let mut notes = 0;
         wait_until("there is one", || {
-            let mut count = |stored: csalock::store::Versioned| notes += usize::from(csalock::lock::is_auxiliary(&stored.body));
+            let mut count = |stored: store::Versioned| notes += usize::from(lock::is_auxiliary(&stored.body));
             sandbox.open().scan(StoreCall::default(), &mut |_, stored| stored.map(&mut count)).unwrap();
             notes > 0
         });
@@ -269,7 +269,7 @@ on_every_store! {
             for grant in &mut record.holders {
                 grant.owner_mut().domain.machine = "another".to_string();
                 grant.owner_mut().domain.boot = "another boot".to_string();
-                grant.lifetime = csalock::lock::Lifetime::WhileOwnerLives;
+                grant.lifetime = lock::Lifetime::WhileOwnerLives;
             }
         });
         let pid = sandbox.holders("kept")[0];
@@ -281,7 +281,7 @@ on_every_store! {
         sandbox.edit_in("kept", |store, record| {
             for grant in &mut record.holders {
                 grant.owner_mut().host = "web1".to_string();
-                grant.lifetime = csalock::lock::Lifetime::Keepalive(store.leases().grant(StoreCall::default(), Duration::from_secs(3600)).unwrap());
+                grant.lifetime = lock::Lifetime::Keepalive(store.leases().grant(StoreCall::default(), Duration::from_secs(3600)).unwrap());
             }
         });
         let end = |what: &str| format!(

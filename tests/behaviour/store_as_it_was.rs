@@ -4,9 +4,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::time::Duration;
 
-use csalock::Locks;
-use csalock::lock::{Lifetime, Record};
-use csalock::store::Call as StoreCall;
+use csalock_locks::Locks;
+use lock::{Lifetime, Record};
+use store::Call as StoreCall;
 
 use crate::sandbox::{Job, Kind, Sandbox, wait_until};
 

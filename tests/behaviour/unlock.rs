@@ -7,7 +7,7 @@ use nix::unistd::Pid;
 use crate::sandbox::proc::lives;
 use crate::sandbox::{Kind, Sandbox, csalock, skip, wait_until};
 use crate::syscalls::tracer::{Fault, Point, trace, trace_overtaken};
-use csalock::store::Call as StoreCall;
+use store::Call as StoreCall;
 
 const HOLDS_X: &str = "dash -c csalock lock --print-handle x; cat; :";
 

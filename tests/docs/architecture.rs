@@ -23,16 +23,29 @@ pub(super) fn sources(path: &Path) -> Vec<PathBuf> {
         return vec![path.to_path_buf()];
     }
     let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
-    entries.filter(|entry| !entry.ends_with("tests.rs")).flat_map(|entry| sources(&entry)).collect()
+    let entries = entries.filter(|entry| entry.is_dir() || entry.extension().is_some_and(|kind| kind == "rs"));
+    entries
+        .filter(|entry| !entry.ends_with("tests.rs") && !entry.ends_with("model"))
+        .flat_map(|entry| sources(&entry))
+        .collect()
 }
 
-/// The top-level modules that a file names outside of comments and unit tests.
+/// The modules of the program and the crates that a file names outside of comments and unit tests.
 fn imports(file: &Path) -> BTreeSet<String> {
     let text = fs::read_to_string(file).unwrap();
     let code = text.split("#[cfg(test)]\nmod tests").next().unwrap();
     let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
-    let name = |rest: &str| rest.split(|char: char| !char.is_alphanumeric() && char != '_').next().unwrap().to_string();
-    lines.flat_map(|line| line.split("crate::").skip(1).map(name).collect::<Vec<_>>()).collect()
+    let is_part = |char: char| char.is_alphanumeric() || char == '_';
+    let name = |rest: &str| rest.split(|char| !is_part(char)).next().unwrap().to_string();
+    let first = |line: &str| line.trim_start().strip_prefix("use ").map(name);
+    lines.flat_map(|line| line.split("crate::").skip(1).map(name).chain(first(line)).collect::<Vec<_>>()).collect()
+}
+
+/// The file and the folder of a module, or the folder of a crate.
+fn sources_of(drawn: &str) -> Vec<PathBuf> {
+    let file = in_project("src").join(format!("{drawn}.rs"));
+    let folders = [file.with_extension(""), in_project("crates").join(drawn).join("src")];
+    [file].into_iter().chain(folders).filter(|path| path.exists()).flat_map(|path| sources(&path)).collect()
 }
 
 #[test]
@@ -41,8 +54,7 @@ fn modules_import_only_from_below() {
     let at = |module: &str| drawn.iter().position(|drawn| drawn == module);
     let mut seen = 0;
     for (row, module) in drawn.iter().enumerate() {
-        let file = in_project("src").join(format!("{module}.rs"));
-        for source in sources(&file).into_iter().chain(sources_in_folder(&file)) {
+        for source in sources_of(module) {
             for import in imports(&source) {
                 let Some(below) = at(&import) else { continue };
                 seen += 1;
@@ -57,22 +69,60 @@ fn modules_import_only_from_below() {
     assert!(seen > 200, "the imports are found: {seen}");
 }
 
-fn sources_in_folder(file: &Path) -> Vec<PathBuf> {
-    let folder = file.with_extension("");
-    if folder.is_dir() { sources(&folder) } else { Vec::new() }
+#[test]
+fn the_diagram_shows_every_crate_and_every_top_level_module() {
+    let names = |folder: &str| {
+        let entries = fs::read_dir(in_project(folder)).unwrap().map(|entry| entry.unwrap().path());
+        let paths = entries.filter(|path| path.is_dir() || path.extension().is_some_and(|kind| kind == "rs"));
+        paths.map(|path| path.file_stem().unwrap().to_string_lossy().into_owned()).collect::<BTreeSet<_>>()
+    };
+    let all = &names("src") | &names("crates");
+    let drawn: BTreeSet<String> = drawn().into_iter().collect();
+    let wrong: Vec<String> = drawn.symmetric_difference(&all).cloned().collect();
+    assert!(wrong.is_empty(), "ARCHITECTURE.md draws every module of src/ and every crate, and no other: {wrong:?}");
 }
 
 #[test]
-fn the_diagram_shows_every_top_level_module() {
-    let modules: BTreeSet<String> = fs::read_dir(in_project("src"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.is_dir() || path.extension().is_some_and(|extension| extension == "rs"))
-        .map(|path| path.file_stem().unwrap().to_string_lossy().into_owned())
-        .collect();
-    let drawn: BTreeSet<String> = drawn().into_iter().collect();
-    let wrong: Vec<String> = drawn.symmetric_difference(&modules).cloned().collect();
-    assert!(wrong.is_empty(), "ARCHITECTURE.md draws every top-level module of src/ and no other: {wrong:?}");
+fn every_crate_has_a_short_readme() {
+    for entry in fs::read_dir(in_project("crates")).unwrap() {
+        let path = entry.unwrap().path().join("README.md");
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        assert!((5..=30).contains(&text.lines().count()), "{} has 5 to 30 lines", path.display());
+    }
+}
+
+fn words(text: &str) -> BTreeSet<&str> {
+    text.split(|char: char| !char.is_alphanumeric() && char != '_').collect()
+}
+
+/// The name of the item or field that a line makes public.
+fn made_public(line: &str) -> Option<&str> {
+    let rest = line.trim_start().strip_prefix("pub ")?;
+    let kinds = ["fn ", "const fn ", "struct ", "enum ", "trait ", "const ", "static ", "type ", "mod "];
+    let name = kinds.iter().find_map(|kind| rest.strip_prefix(kind)).or(rest.split_once(": ").map(|_| rest))?;
+    name.split(|char: char| !char.is_alphanumeric() && char != '_').next()
+}
+
+/// Types in the signatures and fields in the structs that other parts use without naming them.
+const UNNAMED: [&str; 5] = ["EngineState", "ReceivedSignal", "UniqueId", "starters", "is_left_behind"];
+
+/// `locks` is for other programs.
+#[test]
+fn no_crate_makes_public_what_no_other_part_names() {
+    let text = |paths: Vec<PathBuf>| paths.iter().map(|path| fs::read_to_string(path).unwrap()).collect::<String>();
+    let crates = fs::read_dir(in_project("crates")).unwrap().map(|entry| entry.unwrap().path());
+    let crates: Vec<(PathBuf, String)> = crates.map(|path| (path.clone(), text(sources(&path.join("src"))))).collect();
+    let program: String =
+        ["src", "tests", "fuzz/fuzz_targets"].map(|folder| text(sources(&in_project(folder)))).concat();
+    let mut unused = Vec::new();
+    for (path, own) in crates.iter().filter(|(path, _)| !path.ends_with("locks")) {
+        let others = crates.iter().filter(|(other, _)| other != path).map(|(_, text)| text.as_str());
+        let named: BTreeSet<&str> = others.chain([program.as_str()]).flat_map(words).collect();
+        let public =
+            own.lines().filter_map(made_public).filter(|name| !named.contains(name) && !UNNAMED.contains(name));
+        unused.extend(public.map(|name| format!("{}: {name}", path.display())));
+    }
+    assert!(unused.is_empty(), "make them pub(crate): {unused:#?}");
 }
 
 #[test]
@@ -89,7 +139,8 @@ fn every_dependency_has_a_reason() {
     let manifest = read("Cargo.toml");
     let dependencies =
         manifest.split("dependencies]").skip(1).flat_map(|part| part.split("\n[").next().unwrap().lines());
-    for name in dependencies.filter_map(|line| line.split_once(" = ")).map(|(name, _)| name) {
+    let foreign = dependencies.filter(|line| !line.contains("path = ") && !line.contains("workspace = true"));
+    for name in foreign.filter_map(|line| line.split_once(" = ")).map(|(name, _)| name) {
         assert!(text.contains(name), "docs/dev/reasons.md gives a reason for {name}");
     }
 }

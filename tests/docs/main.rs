@@ -18,7 +18,7 @@ mod timeouts;
 
 /// The examples in the documentation of the crate, as tests.
 mod examples {
-    harness::examples_in!("src");
+    harness::examples_in!("crates/locks/src");
 }
 
 use std::fs;

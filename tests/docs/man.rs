@@ -322,7 +322,7 @@ fn every_variable_and_command_is_in_the_manual() {
         assert!(page.contains(&format!("{}(1)", page_name(command).replace('-', "\\-"))), "{}", command.get_name());
     }
     let all = [page, text_of("csalock.7"), text_of("csalock-run.1"), text_of("csaLock.1")].concat();
-    let source = fs::read_to_string(in_project("src/environment.rs")).unwrap();
+    let source = fs::read_to_string(in_project("crates/engine/src/environment.rs")).unwrap();
     let names = source.split("\"CSALOCK_").skip(1).map(|rest| {
         format!("CSALOCK_{}", rest.split(|char: char| !char.is_ascii_uppercase() && char != '_').next().unwrap())
     });

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use csalock::lock::Mode;
+use lock::Mode;
 
 use super::facts::Known;
 use super::storage::{Bytes, Version};

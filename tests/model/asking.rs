@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use csalock::lock::{
+use lock::{
     Acquire, AcquireStep, Awaited, BeginRun, Break, Cancel, Credentials, Facts, Grant, HandleHash, Lease, Lifetime,
     OwnerDied, PidDomain, ProcessId, Query, QueuePlace, Record, Refusal, Release, RenewGrant, ReportSuccess, RunStart,
     Sweep, Transition, WaitNode, Waiter, decide, find_cycle,
@@ -297,7 +297,7 @@ impl World {
         })
     }
 
-    fn application(&self, state: &State, at: usize, share: csalock::lock::Mode, queue: bool) -> Acquire {
+    fn application(&self, state: &State, at: usize, share: lock::Mode, queue: bool) -> Acquire {
         let (script, actor) = (&self.actors[at], &state.actors[at]);
         let lifetime = match script.lasts {
             Lasts::OwnerLives => Lifetime::WhileOwnerLives,
@@ -307,7 +307,7 @@ impl World {
         let holds_any = (0..self.names).any(|name| actor.holds(name));
         let entry = Waiter {
             mode: share,
-            slots: std::num::NonZeroU32::new(script.slots).filter(|_| share == csalock::lock::Mode::Slot),
+            slots: std::num::NonZeroU32::new(script.slots).filter(|_| share == lock::Mode::Slot),
             lifetime,
             // The model of a waiter of an older version has fewer states.
             needs_confirmation: script.for_shell || script.lasts != Lasts::OwnerLives || self.faults.stops > 0,

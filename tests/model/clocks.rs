@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use csalock::lock::{ClockReading, Lease, LeaseClock, LeaseStart, Sighting, age};
+use lock::{ClockReading, Lease, LeaseClock, LeaseStart, Sighting, age};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 /// All times are in steps of ten seconds.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use csalock::lock::{Facts, Lease, LeaseClock, LeaseStart, Liveness, ProcessId, Query, Record};
+use lock::{Facts, Lease, LeaseClock, LeaseStart, Liveness, ProcessId, Query, Record};
 
 use super::state::State;
 use super::world::{Planted, World, home};

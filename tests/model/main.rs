@@ -5,7 +5,7 @@
 //! adds the rest: actors that read, find facts, decide and commit in any order ([`step`], [`asking`]), and a world that
 //! interferes. [`promises`] has the invariants, [`worlds`] the worlds, and [`mutants`] shows that each promise can be
 //! seen broken. The steps of stores are models of their own: [`etcd`], [`sqlite`], [`standby`]. The unit tests of the directory
-//! store explore its real code (`src/store/directory/model.rs`).
+//! store explore its real code (`crates/directory/src/model.rs`).
 //!
 //! `CSALOCK_TESTS=hours` explores the same worlds with more faults, which takes half an hour. The number of states
 //! is printed; `--nocapture` shows it.

@@ -1,6 +1,6 @@
 //! The invariants of every state.
 
-use csalock::lock::{Acquire, AcquireStep, Grant, Lifetime, Mode, Record, Transition, Waiter, decide};
+use lock::{Acquire, AcquireStep, Grant, Lifetime, Mode, Record, Transition, Waiter, decide};
 use stateright::Property;
 
 use super::actor::{HeldMode, Holding, Phase, Swapping};

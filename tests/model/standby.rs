@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use csalock::lock::{
+use lock::{
     Acquire, AcquireStep, Facts, Lifetime, Record, Refusal, Request as _, Transition, Waiter, decide, decode, encode,
 };
 use stateright::{Checker, HasDiscoveries, Model, Property};

@@ -61,15 +61,15 @@ impl State {
         self.over & (1 << lease) != 0
     }
 
-    pub(crate) fn is_stopped(&self, process: &csalock::lock::ProcessId) -> bool {
+    pub(crate) fn is_stopped(&self, process: &lock::ProcessId) -> bool {
         self.stopped & super::world::bit(process) != 0
     }
 
-    pub(crate) fn was_stopped(&self, process: &csalock::lock::ProcessId) -> bool {
+    pub(crate) fn was_stopped(&self, process: &lock::ProcessId) -> bool {
         self.ever_stopped & super::world::bit(process) != 0
     }
 
-    pub(crate) fn is_dead(&self, process: &csalock::lock::ProcessId) -> bool {
+    pub(crate) fn is_dead(&self, process: &lock::ProcessId) -> bool {
         self.dead & super::world::bit(process) != 0
     }
 }

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use csalock::lock::{Record, decode, encode};
+use lock::{Record, decode, encode};
 
 pub(crate) type Bytes = Vec<u8>;
 

@@ -1,7 +1,7 @@
 //! A world to be explored: who is in it, what they want, and what may go wrong.
 
 use super::state::State;
-use csalock::lock::{Facts, Handle, HandleHash, Mode, Owner, PidDomain, ProcessId};
+use lock::{Facts, Handle, HandleHash, Mode, Owner, PidDomain, ProcessId};
 
 /// Everything that does not change while a world is explored.
 #[derive(Debug, Clone)]

@@ -1,6 +1,6 @@
 //! The worlds: small enough to be explored to the end, each with something in it that the others have not.
 
-use csalock::lock::Mode;
+use lock::Mode;
 
 use super::explore::every_promise_is_kept;
 use super::extent::is_complete;

@@ -309,7 +309,9 @@ fn packing_does_not_depend_on_the_place_the_time_and_the_user() {
 }
 
 pub(crate) fn why_not(test: &harness::Test) -> Option<&'static str> {
-    (test.name == "two_builds_in_two_directories_are_identical" && extent() == Extent::Quick).then_some(FOR_ALL)
+    let long =
+        ["two_builds_in_two_directories_are_identical", "a_program_outside_the_tree_has_the_rust_api_without_tls"];
+    (long.contains(&test.name) && extent() == Extent::Quick).then_some(FOR_ALL)
 }
 
 /// Two builds of one commit are equal to the byte: see `packaging/release`. It takes some minutes.
@@ -336,11 +338,44 @@ fn two_builds_in_two_directories_are_identical() {
     }
 }
 
+/// Without its features, the crate of the API pulls in no clap and no TLS.
+#[test]
+fn a_program_outside_the_tree_has_the_rust_api_without_tls() {
+    let folder = tempfile::tempdir().unwrap();
+    let manifest = format!(
+        "[package]\nname = \"worker\"\nedition = \"2024\"\n[dependencies]\n\
+         csalock-locks = {{ path = {:?}, default-features = false }}\n",
+        in_project("crates/locks")
+    );
+    let main = "fn main() {\n    let url = format!(\"dir:{}\", std::env::args().nth(1).unwrap());\n    \
+                let locks = csalock_locks::Locks::open(&url).unwrap();\n    \
+                let guard = locks.lock(\"nightly\", std::time::Duration::ZERO).unwrap().expect(\"free\");\n    \
+                print!(\"{}\", guard.release().unwrap());\n}\n";
+    fs::create_dir(folder.path().join("src")).unwrap();
+    fs::write(folder.path().join("Cargo.toml"), manifest).unwrap();
+    fs::write(folder.path().join("src/main.rs"), main).unwrap();
+    fs::copy(in_project("Cargo.lock"), folder.path().join("Cargo.lock")).unwrap();
+    let cargo = |words: &[&str]| {
+        let mut cargo = Command::new("cargo");
+        cargo.args(words).current_dir(folder.path()).env("CARGO_TARGET_DIR", in_project("target/tools/outside"));
+        String::from_utf8(run(&mut cargo).stdout).unwrap()
+    };
+    let tree = cargo(&["tree", "--offline", "--quiet", "--prefix", "none"]);
+    assert!(
+        tree.contains("csalock-engine") && !["clap", "rustls", "ring"].iter().any(|name| tree.contains(name)),
+        "{tree}"
+    );
+    let store = folder.path().join("store").display().to_string();
+    assert_eq!(cargo(&["run", "--offline", "--quiet", &store]), "true");
+}
+
 /// What a registry would get can be built.
 #[test]
 fn cargo_packs_the_sources() {
     let mut package = Command::new("cargo");
-    package.args(["package", "--locked", "--offline", "--allow-dirty", "--quiet"]);
+    package.args(["package", "--workspace", "--locked", "--offline", "--allow-dirty", "--quiet"]);
+    // The harness is for the tests in this tree only.
+    package.args(["--exclude", "harness", "--exclude", "harness-macros"]);
     if extent() < Extent::All {
         package.arg("--list");
     }

@@ -3,12 +3,12 @@
 use std::fs;
 use std::sync::{Arc, Mutex};
 
-use csalock::engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy};
-use csalock::error::ErrorKind;
-use csalock::error::Result;
-use csalock::host::{Host, Unix};
-use csalock::lock::{HandleHash, NotHolder, Owner, Page};
-use csalock::store::{Abilities, Call, CommitResult, Finding, Leases, Store, Upkeep, Versioned, Visit, WriteSet};
+use engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy};
+use host::{Host, Unix};
+use lock::error::ErrorKind;
+use lock::error::Result;
+use lock::{HandleHash, NotHolder, Owner, Page};
+use store::{Abilities, Call, CommitResult, Finding, Leases, Store, Upkeep, Versioned, Visit, WriteSet};
 
 use crate::rig::{Effects, Kind, Rig};
 

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use csalock::error::ErrorKind;
-use csalock::history::HistoryLimits;
-use csalock::host::{Host, Unix};
-use csalock::lock::{Lease, LeaseClock, LeaseStart};
-use csalock::store::{Call, Etcd, Finding, Location, Store, Topic, Upkeep, Verdict, WriteOptions, WriteSet};
+use host::{Host, Unix};
+use lock::error::ErrorKind;
+use lock::history::HistoryLimits;
+use lock::{Lease, LeaseClock, LeaseStart};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use store::{Call, Finding, Store, Topic, Verdict, WriteOptions, WriteSet};
 
 use crate::etcd::between::{Between, Fate, Where, as_it_was};
 use crate::etcd::fair::{fair, is_within};
@@ -27,23 +27,24 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Maximum duration of a bounded call, even on a busy machine.
 const BOUNDED: Duration = Duration::from_secs(16);
 
+/// The store, and the same store behind a server that answers with an old state.
+type Pair = [Box<dyn Store>; 2];
+
 /// Variables and their values.
 type Access = Vec<(&'static str, PathBuf)>;
 
-fn open_as(url: &str, access: &Access) -> csalock::error::Result<Etcd> {
+fn open_as(url: &str, access: &Access) -> lock::error::Result<Box<dyn Store>> {
     let value = |wanted: &str| access.iter().rfind(|(name, _)| *name == wanted).map(|(_, value)| value.into());
-    match Location::parse(url.as_ref(), Path::new("/")).unwrap() {
-        Location::Etcd(cluster) => Etcd::open(&cluster, &value, Arc::new(Unix::new())),
-        other => panic!("{other:?}"),
-    }
+    engine::stores::open(&engine::location(url.as_ref(), "/").unwrap(), &value, Arc::new(Unix::new()))
 }
 
-fn open(url: &str) -> Etcd {
+fn open(url: &str) -> Box<dyn Store> {
     open_as(url, &Access::default()).unwrap()
 }
 
 /// That reading and writing fail with this code, within a time, and with all these words.
-fn assert_fails(store: &Etcd, kind: ErrorKind, within: Duration, words: &[&str]) {
+fn assert_fails(store: impl AsRef<dyn Store>, kind: ErrorKind, within: Duration, words: &[&str]) {
+    let store = store.as_ref();
     let begun = Instant::now();
     let error = store.read(Call::default(), b"x").unwrap_err();
     let said = error.to_string();
@@ -182,7 +183,7 @@ fn one_request_finds_out_about_many_leases() {
 }
 
 /// The store as it is, and as a server shows it whose reads of leases show the state at this revision.
-fn with_stale_leases(prefix: &str) -> Option<(Etcd, Etcd, Arc<AtomicU64>)> {
+fn with_stale_leases(prefix: &str) -> Option<(Pair, Arc<AtomicU64>)> {
     let cluster = etcd::shared()?;
     let revision = Arc::new(AtomicU64::new(0));
     let (shown, leases) = (revision.clone(), format!("{prefix}/leases/"));
@@ -190,12 +191,12 @@ fn with_stale_leases(prefix: &str) -> Option<(Etcd, Etcd, Arc<AtomicU64>)> {
         let instead = as_it_was(request, &leases, shown.load(Ordering::SeqCst));
         Fate { instead, ..Fate::default() }
     });
-    Some((open(&cluster.url(prefix)), open(&cluster.url_at(&[between.address], prefix)), revision))
+    Some(([open(&cluster.url(prefix)), open(&cluster.url_at(&[between.address], prefix))], revision))
 }
 
 #[test]
 fn a_lease_that_only_a_stale_read_shows_as_over_is_not_ended() {
-    let Some((store, stale, revision)) = with_stale_leases(&etcd::new_prefix()) else { return };
+    let Some(([store, stale], revision)) = with_stale_leases(&etcd::new_prefix()) else { return };
     let lease = store.leases().grant(Call::default(), 60 * SECOND).unwrap();
     let version = stored(store.swap(b"x", None, Some(b"body")).unwrap());
     revision.store(version.number - 1, Ordering::SeqCst);
@@ -237,7 +238,7 @@ fn a_notification_wakes_its_subscriber_even_if_it_came_earlier() {
     let ringer = rig.again();
     let lease = rig.store.leases().grant(Call::default(), 60 * SECOND).unwrap();
     let version = rig.put(b"x", None, b"body");
-    let rang = |hearing: &mut Box<dyn csalock::store::Subscription>, at_most: u16| {
+    let rang = |hearing: &mut Box<dyn store::Subscription>, at_most: u16| {
         poll(&mut [PollFd::new(hearing.descriptor(), PollFlags::POLLIN)], PollTimeout::from(at_most)).unwrap();
         hearing.is_notified()
     };
@@ -274,7 +275,7 @@ fn lines_of_history_beyond_one_page_are_removed_by_the_limits_alone() {
         let puts: Vec<_> = (first..first + 100).map(put).collect();
         cluster.post("/v3/kv/txn", &serde_json::json!({"success": puts}));
     }
-    let reader: &dyn Store = &store;
+    let reader: &dyn Store = store.as_ref();
     let lines = || {
         let mut lines = Vec::new();
         reader
@@ -354,7 +355,7 @@ fn a_disabled_gateway_is_reported() {
     let setup = Setup { arguments: vec!["--enable-grpc-gateway=false"], ..Setup::default() };
     let Some(cluster) = Cluster::start(setup) else { return };
     let words = ["404", "--enable-grpc-gateway", "3.4"];
-    assert_fails(&open(&cluster.url("p")), ErrorKind::Unavailable, 2 * SECOND, &words);
+    assert_fails(open(&cluster.url("p")), ErrorKind::Unavailable, 2 * SECOND, &words);
 }
 
 /// A proxy before the first server, and the bytes of the last transaction that passed it.
@@ -529,7 +530,7 @@ fn tls_works_with_the_right_authority_and_explains_a_wrong_one() {
     assert!(hearing.is_notified() && store.leases().is_expired(Call::default(), &lease).unwrap());
     let unknown_authority = vec![("CSALOCK_ETCD_CACERT", cluster.path("unknown_authority.pem"))];
     let words = [&cluster.endpoints()[0][..], "CSALOCK_ETCD_CACERT"];
-    assert_fails(&open_as(&cluster.url("p"), &unknown_authority).unwrap(), ErrorKind::Unavailable, 2 * SECOND, &words);
+    assert_fails(open_as(&cluster.url("p"), &unknown_authority).unwrap(), ErrorKind::Unavailable, 2 * SECOND, &words);
     // Plain to one that speaks TLS, and the other way round.
     let plain = cluster.url("p").replace("etcds:", "etcd:");
     let begun = Instant::now();
@@ -623,7 +624,7 @@ fn logging_in() {
     assert!(!wrong.read(Call::default(), b"x").unwrap_err().to_string().contains("falsch"));
     let unknown = open_as(&url, &access("nobody", "wort")).unwrap();
     assert_fails(&unknown, ErrorKind::Denied, BOUNDED, &["CSALOCK_ETCD_USER"]);
-    assert_fails(&open(&url), ErrorKind::Denied, BOUNDED, &["CSALOCK_ETCD_USER"]);
+    assert_fails(open(&url), ErrorKind::Denied, BOUNDED, &["CSALOCK_ETCD_USER"]);
     let elsewhere = open_as(&cluster.url("q"), &cron).unwrap();
     assert_fails(&elsewhere, ErrorKind::Denied, BOUNDED, &["role", "q/"]);
 }

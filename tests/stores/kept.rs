@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use csalock::error::ErrorKind;
-use csalock::store::{Call, Durability, Version, WriteOptions};
+use lock::error::ErrorKind;
+use store::{Call, Durability, Version, WriteOptions};
 
 use crate::rig::{Effects, Kind, Rig, stored};
 

@@ -1,4 +1,4 @@
-//! The promises of every store (`src/store.rs`), as one suite that runs on every store.
+//! The promises of every store (`crates/store/src/lib.rs`), as one suite that runs on every store.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests start processes and tell them their part in the environment")]

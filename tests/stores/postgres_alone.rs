@@ -1,17 +1,14 @@
 //! Properties of the PostgreSQL store alone: logins, refusals, lost replies, leases, wake-ups and failovers.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use csalock::error::{Error, ErrorKind};
-use csalock::host::{Host, Unix};
-use csalock::lock::{Lease, LeaseClock};
-use csalock::store::{
-    Call, CommitResult, Finding, LinesOfHistory, Location, Postgres, Store, Topic, Upkeep, Verdict, WriteSet,
-};
+use host::{Host, Unix};
+use lock::error::{Error, ErrorKind};
+use lock::{Lease, LeaseClock};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use store::{Call, CommitResult, Finding, LinesOfHistory, Store, Topic, Verdict, WriteSet};
 
 use crate::cutting::cutting;
 use crate::etcd::fair::{fair, is_within};
@@ -23,16 +20,13 @@ pub(crate) const SECOND: Duration = Duration::from_secs(1);
 /// Maximum duration of a bounded call, even on a busy machine.
 pub(crate) const BOUNDED: Duration = Duration::from_secs(16);
 
-pub(crate) fn open_as(url: &str, variables: &[(&'static str, &str)]) -> csalock::error::Result<Postgres> {
+pub(crate) fn open_as(url: &str, variables: &[(&'static str, &str)]) -> lock::error::Result<Box<dyn Store>> {
     let value = |wanted: &str| variables.iter().find(|(name, value)| *name == wanted && !value.is_empty());
     let value = |name: &str| value(name).map(|(_, value)| value.into());
-    match Location::parse(url.as_ref(), Path::new("/"))? {
-        Location::Postgres(place) => Postgres::open(&place, &value, Arc::new(Unix::new())),
-        other => panic!("{other:?}"),
-    }
+    engine::stores::open(&engine::location(url.as_ref(), "/")?, &value, Arc::new(Unix::new()))
 }
 
-pub(crate) fn open(url: &str) -> Postgres {
+pub(crate) fn open(url: &str) -> Box<dyn Store> {
     open_as(url, &[]).unwrap()
 }
 

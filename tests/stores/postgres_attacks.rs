@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use csalock::error::ErrorKind;
-use csalock::host::{Host, Unix};
-use csalock::store::{Call, LinesOfHistory, Store, Upkeep, Version, WriteSet};
+use host::{Host, Unix};
+use lock::error::ErrorKind;
+use store::{Call, LinesOfHistory, Version, WriteSet};
 
 use crate::postgres::{self, Server};
 use crate::postgres_alone::{SECOND, open, wait_until};

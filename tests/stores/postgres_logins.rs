@@ -4,10 +4,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Instant;
 
-use csalock::error::ErrorKind;
-use csalock::host::{Host, Unix};
-use csalock::store::{Call, Store};
+use host::{Host, Unix};
+use lock::error::ErrorKind;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
+use store::Call;
 
 use crate::etcd::fair::is_within;
 use crate::postgres::{self, Server};

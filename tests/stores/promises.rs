@@ -6,13 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use csalock::error::{Error, ErrorKind};
-use csalock::history::HistoryLimits;
-use csalock::host::Host;
-use csalock::lock::{Lease, LeaseClock, LeaseStart};
-use csalock::store::{
-    Call, CommitResult, Layout, LinesOfHistory, Location, Scope, Swept, Version, Versioned, WriteSet,
-};
+use host::Host;
+use lock::error::{Error, ErrorKind};
+use lock::history::HistoryLimits;
+use lock::{Lease, LeaseClock, LeaseStart};
+use store::{Call, CommitResult, Layout, LinesOfHistory, Location, Scope, Swept, Version, Versioned, WriteSet};
 
 use crate::rig::{Effects, Kind, Rig, stored};
 
@@ -202,7 +200,7 @@ pub(crate) fn a_scan_sees_every_record_once(rig: &Rig) {
     expected.sort();
     assert_eq!(rig.bodies(), expected);
     let mut versions_agree = true;
-    let mut visit = |_: &str, stored: csalock::error::Result<Versioned>| {
+    let mut visit = |_: &str, stored: lock::error::Result<Versioned>| {
         let stored = stored?;
         versions_agree &= rig.store.read(Call::default(), &stored.body)?.as_ref() == Some(&stored);
         Ok(())
@@ -229,7 +227,7 @@ pub(crate) fn a_scan_may_remove_the_records_that_it_sees(rig: &Rig) {
         rig.put(name.as_bytes(), None, name.as_bytes());
     }
     let mut visits = 0;
-    let mut visit = |_: &str, found: csalock::error::Result<Versioned>| {
+    let mut visit = |_: &str, found: lock::error::Result<Versioned>| {
         let found = found?;
         stored(rig.store.swap(&found.body, Some(&found.version), None)?);
         visits += 1;
@@ -318,7 +316,7 @@ pub(crate) fn the_time_of_a_store_is_that_of_the_host_that_keeps_it(rig: &Rig) {
     let (faked, fake) = rig.faked();
     let shared = Location::Directory { path: rig.path(), layout: Layout::Own, shared: true };
     let shared = (rig.kind == Kind::Directory)
-        .then(|| csalock::store::open(&shared, &|_| None, Arc::new(fake.clone())).unwrap());
+        .then(|| engine::stores::open(&shared, &|_| None, Arc::new(fake.clone())).unwrap());
     for store in [Some(&*faked), shared.as_deref()].into_iter().flatten() {
         for wall in [1_000_000_000, 4_000_000_000].map(Duration::from_secs) {
             fake.set_wall(wall);

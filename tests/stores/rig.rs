@@ -5,13 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use csalock::history::HistoryLimits;
-use csalock::host::{Fake, Host, Unix};
-use csalock::lock::Lease;
-use csalock::store::{
-    Call, CommitResult, Directory, Etcd, Layout, LinesOfHistory, Location, Memory, Postgres, Sqlite, Ssh, Store,
-    Version, Write, WriteOptions, WriteSet,
-};
+use directory::Directory;
+use host::{Fake, Host, Unix};
+use lock::Lease;
+use lock::history::HistoryLimits;
+use sqlite::Sqlite;
+use store::{Call, CommitResult, Layout, LinesOfHistory, Memory, Store, Version, Write, WriteOptions, WriteSet};
 use tempfile::TempDir;
 
 use crate::{etcd, postgres, ssh};
@@ -41,21 +40,15 @@ impl Kind {
             Kind::Directory => Arc::new(Directory::open(path, Layout::Own, host).unwrap()),
             Kind::Beside => Arc::new(Directory::open(path, Layout::Beside, host).unwrap()),
             Kind::Sqlite => Arc::new(Sqlite::open(path, host).unwrap()),
-            Kind::Etcd => match Location::parse(path.as_os_str(), Path::new("/")).unwrap() {
-                Location::Etcd(cluster) => Arc::new(Etcd::open(&cluster, &|_| None, host).unwrap()),
-                other => panic!("{other:?} is in no etcd"),
-            },
-            Kind::Postgres => match Location::parse(path.as_os_str(), Path::new("/")).unwrap() {
-                Location::Postgres(place) => Arc::new(Postgres::open(&place, &|_| None, host).unwrap()),
-                other => panic!("{other:?} is in no database"),
-            },
-            Kind::Ssh => match Location::parse(path.as_os_str(), Path::new("/")).unwrap() {
-                Location::Ssh(place) => {
-                    let program = Path::new(&place.path).with_file_name("ssh");
-                    Arc::new(Ssh::open(&place, Some(program.into()), host))
-                }
-                other => panic!("{other:?} is on no host"),
-            },
+            Kind::Etcd | Kind::Postgres | Kind::Ssh => {
+                let location = engine::location(path.as_os_str(), "/").unwrap();
+                // The path of a store behind ssh is beside the program that reaches it.
+                let url_path =
+                    Path::new(path.to_str().unwrap().trim_start_matches("ssh://").split_once('/').unwrap().1);
+                let ssh = Path::new("/").join(url_path).with_file_name("ssh");
+                let variables = |name: &str| (name == "CSALOCK_SSH").then(|| ssh.clone().into());
+                engine::stores::open(&location, &variables, host).unwrap().into()
+            }
         }
     }
 }
@@ -194,7 +187,7 @@ impl Rig {
 
     pub(crate) fn bodies(&self) -> Vec<Vec<u8>> {
         let mut bodies = Vec::new();
-        let mut visit = |place: &str, stored: csalock::error::Result<csalock::store::Versioned>| {
+        let mut visit = |place: &str, stored: lock::error::Result<store::Versioned>| {
             bodies.push(stored.unwrap_or_else(|error| panic!("{place}: {error}")).body);
             Ok(())
         };
@@ -239,7 +232,7 @@ fn footprint(directory: &Path) -> (u64, u64) {
 
 /// Commits of one change or of one effect, and versions.
 pub(crate) trait Effects: Store {
-    fn commit_and_finish(&self, set: &WriteSet<'_>) -> csalock::error::Result<CommitResult> {
+    fn commit_and_finish(&self, set: &WriteSet<'_>) -> lock::error::Result<CommitResult> {
         let done = Store::commit(self, Call::default(), set)?;
         if done.is_done() {
             self.finish(Call::default(), set);
@@ -247,7 +240,7 @@ pub(crate) trait Effects: Store {
         Ok(done)
     }
 
-    fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> csalock::error::Result<CommitResult> {
+    fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> lock::error::Result<CommitResult> {
         self.swap_with(name, expect, body, WriteOptions::default())
     }
 
@@ -257,7 +250,7 @@ pub(crate) trait Effects: Store {
         expect: Option<&Version>,
         body: Option<&[u8]>,
         options: WriteOptions,
-    ) -> csalock::error::Result<CommitResult> {
+    ) -> lock::error::Result<CommitResult> {
         self.commit_and_finish(&WriteSet::from(Write { name, expect: expect.copied(), body, options }))
     }
 

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use csalock::host::{Host, Unix};
-use csalock::store::{Call, CommitResult, Store, Version};
+use host::{Host, Unix};
+use store::{Call, CommitResult, Store, Version};
 
 use crate::rig::{Effects, KIND, Kind, Rig, STORE};
 

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use csalock::host::Unix;
-use csalock::store::{Call, CommitResult, Directory, Durability, Layout, Store, Swept, WriteOptions};
+use directory::Directory;
+use host::Unix;
+use store::{Call, CommitResult, Durability, Layout, Store, Swept, WriteOptions};
 
 use crate::rig::{Effects, KIND, Kind, Rig, STORE};
 

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use csalock::host::Unix;
-use csalock::store::{Location, Store};
+use host::Unix;
+use store::Store;
 
 use crate::critical_section::{self, STORM, TOLD};
 use crate::etcd::{Cluster, Setup};
@@ -100,8 +100,8 @@ impl Ground {
     }
 
     pub(crate) fn open(&self) -> Box<dyn Store> {
-        let location = Location::parse(self.store.as_ref(), Path::new("/")).unwrap();
-        csalock::store::open(&location, &csalock::environment::variable, Arc::new(Unix::new())).unwrap()
+        let location = engine::location(self.store.as_ref(), Path::new("/")).unwrap();
+        engine::stores::open(&location, &engine::environment::variable, Arc::new(Unix::new())).unwrap()
     }
 }
 

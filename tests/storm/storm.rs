@@ -18,7 +18,7 @@ use crate::sandbox::{Kind, PATIENCE, wait_until};
 use crate::schedule::{BREAKABLE, FILE, NAMES, Schedule, What};
 use crate::setup::Ground;
 use crate::worker::{Figures, Worker};
-use csalock::store::Call as StoreCall;
+use store::Call as StoreCall;
 
 const PROCESSES: usize = 40;
 
@@ -267,11 +267,11 @@ fn nothing_is_left(ground: &Ground) -> Vec<String> {
     if left != "[]\n" {
         wrong.push(format!("these are left: {left}"));
     }
-    let mut look = |place: &str, stored: csalock::error::Result<csalock::store::Versioned>| {
+    let mut look = |place: &str, stored: lock::error::Result<store::Versioned>| {
         match stored {
-            Ok(stored) if csalock::lock::is_auxiliary(&stored.body) => wrong.push(format!("{place} is left")),
+            Ok(stored) if lock::is_auxiliary(&stored.body) => wrong.push(format!("{place} is left")),
             Ok(stored) => {
-                let record = csalock::lock::decode(&stored.body, stored.version.number);
+                let record = lock::decode(&stored.body, stored.version.number);
                 wrong.extend(record.err().map(|error| format!("{place}: {error}")));
             }
             Err(error) => wrong.push(format!("{place}: {error}")),

@@ -7,17 +7,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use csalock::engine::{AcquireRequest, Engine, WaitPolicy};
-use csalock::error::Result;
-use csalock::host::{Fake, Host};
-use csalock::lock::{
-    self, Facts, Grant, Lease, Lifetime, Liveness, Owner, ProcessId, Query, Record, Release, RenewGrant,
-};
-use csalock::store::{
+use engine::trace::{Bytes, Decided, Event, Intent, Line};
+use engine::{AcquireRequest, Engine, WaitPolicy};
+use host::{Fake, Host};
+use lock::error::Result;
+use lock::{self, Facts, Grant, Lease, Lifetime, Liveness, Owner, ProcessId, Query, Record, Release, RenewGrant};
+use store::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, Store, Upkeep, Version, Versioned, Visit, Write, WriteSet,
     leases,
 };
-use csalock::trace::{Bytes, Decided, Event, Intent, Line};
 
 use crate::checker::any_request::AnyRequest;
 use crate::checker::{self, Report};
@@ -190,7 +188,7 @@ impl Fixture {
         let store = Shared(Arc::new(faulty));
         let engines = hosts.clone().map(|host| {
             let host: Arc<dyn Host> = Arc::new(host);
-            Engine::new(csalock::trace::wrap(Box::new(store.clone()), &host, Some(log.clone())), host)
+            Engine::new(engine::trace::wrap(Box::new(store.clone()), &host, Some(log.clone())), host)
         });
         Fixture { store, hosts, engines, log, _place: place }
     }

@@ -14,17 +14,17 @@ use std::time::Duration;
 
 use crate::cli::Run;
 use crate::command::context::{Context, LockRef, eprint_line};
-use crate::engine::{LockSet, OpenLockSet};
-use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::{FileLock, WakeSocket, command_of, file_locks};
-use crate::lock::{Grant, HandleHash, RenewGrant};
-use crate::name::{escape, escape_path, is_path, shell_quote};
 use crate::report::{locked_by, lost_while_waiting};
 use crate::run::child::SleepingChild;
 use crate::run::flock::{Flock, FlockWait, Flocked};
 use crate::run::guarded_command::GuardedCommand;
-use crate::run::lease_schedule::{renewal_pause, retry_pause};
+use engine::lease_schedule::{renewal_pause, retry_pause};
+use engine::{LockSet, OpenLockSet};
+use host::{FileLock, WakeSocket, command_of, file_locks};
+use lock::error::{Error, ErrorKind, Result};
+use lock::name::{escape, escape_path, is_path, shell_quote};
+use lock::{Grant, HandleHash, RenewGrant};
 
 pub(super) struct FlockCompat<'a> {
     context: &'a Context,

@@ -1,5 +1,5 @@
 //! Runs of a job that must succeed once per slot, or at least once in each span (`--once-per`, `--overdue`). The rules are
-//! in [`crate::lock`]'s `job.rs`.
+//! in [`lock`]'s `job.rs`.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use jiff::tz::TimeZone;
 use crate::cli::{Period, Recurrence, Run};
 use crate::command::acquire::{Acquisition, TO_LOOK};
 use crate::command::context::{Context, eprint_line};
-use crate::duration::timestamp;
-use crate::engine::{AcquireResult, Engine, OpenLockSet};
-use crate::environment::LocalZone;
-use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::lock::{BeginRun, Complain, Complaint, GiveUp, HandleHash, Refusal, RunStart, Runs, Success};
 use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, in_future, millis_of, name_and_store, overdue};
-use crate::store::Call;
+use engine::environment::LocalZone;
+use engine::{AcquireResult, Engine, OpenLockSet};
+use lock::duration::timestamp;
+use lock::error::{Error, ErrorKind, Result};
+use lock::{BeginRun, Complain, Complaint, GiveUp, HandleHash, Refusal, RunStart, Runs, Success};
+use store::Call;
 
 /// Number of runs after the first one in a slot, if `--retries` is not given.
 const RETRIES: u32 = 3;
@@ -159,7 +159,7 @@ impl<'a> Recurring<'a> {
     }
 
     fn tell_done(&self, opened: &OpenLockSet<'_>, success: &Success) {
-        let host = crate::name::escape(success.host.as_bytes());
+        let host = lock::name::escape(success.host.as_bytes());
         let at = Zone::Local.full(Duration::from_millis(success.at));
         self.tell(opened, &format!("its job has succeeded on {host} at {at}, in this slot"));
     }

@@ -6,14 +6,14 @@ use std::path::PathBuf;
 
 use crate::cli::Status;
 use crate::command::context::{Context, LockRef};
-use crate::engine::{Engine, LockStatus};
-use crate::environment;
-use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::glob;
-use crate::name::is_directory;
 use crate::report::{Reporter, Zone};
-use crate::store::Location;
+use engine::environment;
+use engine::{Engine, LockStatus};
+use lock::error::{ErrorKind, Result};
+use lock::name::is_directory;
+use store::Location;
 
 pub(super) struct Selected<'a> {
     /// For display.

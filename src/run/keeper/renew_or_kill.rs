@@ -15,19 +15,19 @@ use nix::unistd::{Pid, getppid};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use super::{Keeper, KeeperConfig, drain, new_event, notify, pause, retry_until_ok};
-use crate::engine::{Engine, OpenLockSet};
-use crate::error::Result;
-use crate::host::{WakeAddress, WakeSocket, is_at_work, is_stopped, liveness_of, pidfd_of, send};
-use crate::lock::{EndReason, EndedGrant, Lease, Lifetime, Liveness, OwnerDied, ProcessId};
-use crate::run::cleaners::CleanerGuard;
 use crate::run::detach;
-use crate::run::lease_schedule::{
+use crate::run::shared_lease_end::CommandPause;
+use crate::run::timer::{boottime_timer, set_timer, wait_readable};
+use engine::cleaners::CleanerGuard;
+use engine::lease_schedule::{
     IDLE_BEFORE_REST, LeaseSchedule, POLL_INTERVAL, STOP_CHECK_INTERVAL, SUBSCRIPTION_PAUSE, SUBSCRIPTION_RETRY,
     StopTimes, next_look, retry_pause, settling_pause,
 };
-use crate::run::shared_lease_end::CommandPause;
-use crate::run::timer::{boottime_timer, set_timer, wait_readable};
-use crate::store::{Call, Subscription, Topic};
+use engine::{Engine, OpenLockSet};
+use host::{WakeAddress, WakeSocket, is_at_work, is_stopped, liveness_of, pidfd_of, send};
+use lock::error::Result;
+use lock::{EndReason, EndedGrant, Lease, Lifetime, Liveness, OwnerDied, ProcessId};
+use store::{Call, Subscription, Topic};
 
 /// Exit status of a keeper that could not start.
 const EXIT_FAILED: u8 = 1;

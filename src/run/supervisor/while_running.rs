@@ -11,21 +11,21 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use rustix::process::WaitIdStatus;
 
-use crate::engine::{Engine, LockRef, OpenLockSet};
-use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
-use crate::history::RunEnd;
-use crate::host::{WakeSocket, is_stopped};
-use crate::lock::{EndReason, Lifetime, ProcessId};
 use crate::run::child::RunningCommand;
-use crate::run::cleaners::{self, CleanerGuard};
 use crate::run::guarded_command::GuardedCommand;
 use crate::run::keeper::{Keeper, pause};
-use crate::run::lease_schedule::{IDLE_BEFORE_REST, LeaseSchedule, StopReason, StopTimes};
 use crate::run::shared_lease_end::{CommandPause, SharedLeaseEnd};
 use crate::run::timer::{boottime_timer, set_timer, wait_readable};
 use crate::run::tree::{Tree, descendants_of};
-use crate::store::Scope;
+use engine::cleaners::{self, CleanerGuard};
+use engine::lease_schedule::{IDLE_BEFORE_REST, LeaseSchedule, StopReason, StopTimes};
+use engine::{Engine, LockRef, OpenLockSet};
+use host::{WakeSocket, is_stopped};
+use lock::error::{ErrorKind, Result};
+use lock::history::RunEnd;
+use lock::{EndReason, Lifetime, ProcessId};
+use store::Scope;
 
 /// Maximum time of a wait without a timer: it does not notice that the machine was suspended.
 const LONGEST_WAIT_WITHOUT_TIMER: Duration = Duration::from_secs(1);

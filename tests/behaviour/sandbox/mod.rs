@@ -23,11 +23,11 @@ use crate::extent::{Extent, extent, turn};
 use crate::programs::write_program;
 use crate::{etcd, postgres, ssh};
 
-use csalock::engine::Engine;
-use csalock::host::Unix;
-use csalock::lock::{Lifetime, Record};
-use csalock::store::{Call as StoreCall, CommitResult, Location, Store, WriteSet};
+use engine::Engine;
+use host::Unix;
+use lock::{Lifetime, Record};
 use serde_json::Value;
+use store::{Call as StoreCall, CommitResult, Store, WriteSet};
 
 pub(crate) use crate::supervised::csalock;
 pub(crate) use call::{Call, Done};
@@ -255,7 +255,7 @@ impl Sandbox {
             return self.listing("store");
         }
         let mut lines = Vec::new();
-        let mut add = |place: &str, stored: csalock::store::Versioned| {
+        let mut add = |place: &str, stored: store::Versioned| {
             lines.push(format!("{place} {:?} {}", stored.version, String::from_utf8_lossy(&stored.body)));
         };
         self.open().scan(StoreCall::default(), &mut |place, stored| stored.map(|stored| add(place, stored))).unwrap();
@@ -274,7 +274,7 @@ impl Sandbox {
 
     pub(crate) fn record(&self, name: &str) -> Option<Record> {
         let found = self.open().read(StoreCall::default(), name.as_bytes()).unwrap()?;
-        Some(csalock::lock::decode(&found.body, found.version.number).unwrap())
+        Some(lock::decode(&found.body, found.version.number).unwrap())
     }
 
     /// Writes a file and says where it is.
@@ -396,8 +396,7 @@ impl Sandbox {
     /// Returns the number of pages, notes, commit records and values.
     pub(crate) fn internal(&self) -> usize {
         let mut internal = 0;
-        let mut count =
-            |stored: csalock::store::Versioned| internal += usize::from(csalock::lock::is_auxiliary(&stored.body));
+        let mut count = |stored: store::Versioned| internal += usize::from(lock::is_auxiliary(&stored.body));
         self.open().scan(StoreCall::default(), &mut |_, stored| stored.map(&mut count)).unwrap();
         internal
     }
@@ -411,12 +410,12 @@ impl Sandbox {
     }
 
     pub(crate) fn open(&self) -> Box<dyn Store> {
-        let location = Location::parse(self.store().as_ref(), Path::new("/")).unwrap();
+        let location = engine::location(self.store().as_ref(), Path::new("/")).unwrap();
         let variable = |name: &str| match (name, self.kind) {
             ("CSALOCK_SSH", Kind::Ssh) => Some(self.path("bin/ssh").into()),
-            _ => csalock::environment::variable(name),
+            _ => engine::environment::variable(name),
         };
-        csalock::store::open(&location, &variable, Arc::new(Unix::new())).unwrap()
+        engine::stores::open(&location, &variable, Arc::new(Unix::new())).unwrap()
     }
 
     /// Changes a record without csalock.
@@ -428,9 +427,9 @@ impl Sandbox {
     pub(crate) fn edit_in(&self, name: &str, change: impl Fn(&dyn Store, &mut Record)) {
         let store = self.open();
         let found = store.read(StoreCall::default(), name.as_bytes()).unwrap().unwrap();
-        let mut record = csalock::lock::decode(&found.body, found.version.number).unwrap();
+        let mut record = lock::decode(&found.body, found.version.number).unwrap();
         change(&*store, &mut record);
-        let body = csalock::lock::encode(&record);
+        let body = lock::encode(&record);
         assert!(matches!(
             store.commit(StoreCall::default(), &WriteSet::of(name.as_bytes(), Some(&found.version), Some(&body))),
             Ok(CommitResult::Done(_))

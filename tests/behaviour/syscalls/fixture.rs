@@ -5,12 +5,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use csalock::engine::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
-use csalock::host::{Host, Unix};
-use csalock::lock::{Handle, HandleHash, Owner, ProcessId, Release};
-use csalock::store::{Location, Store};
+use engine::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
+use host::{Host, Unix};
+use lock::{Handle, HandleHash, Owner, ProcessId, Release};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use store::{Location, Store};
 
 use super::tracer::TRACE;
 use crate::sandbox::{Call, Job, Kind, Sandbox, wait_until};
@@ -235,7 +235,7 @@ impl Fixture {
         if self.place == Place::Beside { format!("./{name}") } else { name.to_string() }
     }
 
-    pub(crate) fn sight(&self, name: &str) -> csalock::error::Result<LockStatus> {
+    pub(crate) fn sight(&self, name: &str) -> lock::error::Result<LockStatus> {
         self.engine.inspect(name.as_bytes())
     }
 
@@ -294,14 +294,14 @@ fn trace(sandbox: &Sandbox) -> PathBuf {
 
 fn engine(sandbox: &Sandbox, place: Place) -> Engine {
     let host: Arc<dyn Host> = Arc::new(Unix::new());
-    Engine::new(csalock::trace::wrap(open(sandbox, place), &host, Some(trace(sandbox))), host)
+    Engine::new(engine::trace::wrap(open(sandbox, place), &host, Some(trace(sandbox))), host)
 }
 
 pub(crate) fn open(sandbox: &Sandbox, place: Place) -> Box<dyn Store> {
     match place {
-        Place::Beside => csalock::store::open(
+        Place::Beside => engine::stores::open(
             &Location::beside(&sandbox.path("files")),
-            &csalock::environment::variable,
+            &engine::environment::variable,
             Arc::new(Unix::new()),
         )
         .unwrap(),

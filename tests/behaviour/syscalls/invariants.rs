@@ -7,7 +7,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
-use csalock::lock::{Grant, Handle, HandleHash};
+use lock::{Grant, Handle, HandleHash};
 
 use super::calls;
 use super::fixture::{Before, Fixture, Place};

@@ -10,7 +10,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use super::{Outside, SECRET, bounded, bounded_beside, plant};
 use crate::extent::choose;
 use crate::sandbox::{Done, Kind, Sandbox, wait_until};
-use csalock::store::Call as StoreCall;
+use store::Call as StoreCall;
 
 /// Returns the number of commands that run meanwhile.
 fn commands() -> usize {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use csalock::lock::{Handle, Mode, ProcessId};
+use lock::{Handle, Mode, ProcessId};
 
 use super::bounded;
 use crate::extent::choose;
@@ -89,7 +89,7 @@ fn a_record_of_thousands_is_shown_and_queued_at_once() {
         let one = |number: usize| {
             let mut secret = [0; 16];
             secret[..8].copy_from_slice(&number.to_le_bytes());
-            let mut grant = csalock::lock::Grant { proof: Handle::new(secret).proof(), ..grant.clone() };
+            let mut grant = lock::Grant { proof: Handle::new(secret).proof(), ..grant.clone() };
             // Each is another process that cannot be seen from here, so none is known to be dead.
             grant.owner_mut().domain.boot = "elsewhere".to_string();
             grant.owner_mut().domain.machine = "elsewhere".to_string();
@@ -110,7 +110,7 @@ fn a_record_of_thousands_is_shown_and_queued_at_once() {
 fn missing_pages_block_no_waiter() {
     let sandbox = Sandbox::new(Kind::Directory);
     sandbox.csalock(["lock", "--forever", "x"]).run();
-    sandbox.edit("x", |record| record.pages = Some(csalock::lock::Pages { first: 7, last: 206 }));
+    sandbox.edit("x", |record| record.pages = Some(lock::Pages { first: 7, last: 206 }));
     assert_eq!(bounded(&sandbox, &["status", "-1"]).stdout, "x\n");
     assert_eq!(bounded(&sandbox, &["unlock", "x"]).code, Some(0));
     assert_eq!(bounded(&sandbox, &["run", "-n", "x", "true"]).code, Some(0));

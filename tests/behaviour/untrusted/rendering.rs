@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use csalock::lock::{EndReason, EndedGrant, Lifetime, Record};
+use lock::{EndReason, EndedGrant, Lifetime, Record};
 
 use super::ends;
 use crate::sandbox::{Call, Done, Sandbox, has, wait_until};

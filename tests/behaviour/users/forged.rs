@@ -1,6 +1,6 @@
 //! Records whose owner a user of the store has forged, and the processes that root ends then.
 
-use csalock::lock::{Owner, ProcessId};
+use lock::{Owner, ProcessId};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

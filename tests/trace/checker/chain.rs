@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use csalock::lock::{Record, decode, is_auxiliary};
+use lock::{Record, decode, is_auxiliary};
 
 use super::rules::beside;
 use super::{Key, Known, Report, Step, Version, named};

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use csalock::lock::{CommitRecord, Lease, LeaseClock, Liveness, Page, boot_of};
-use csalock::trace::{Decided, Line};
+use engine::trace::{Decided, Line};
+use lock::{CommitRecord, Lease, LeaseClock, Liveness, Page, boot_of};
 
 use super::{Key, Known, Report, Step, named};
 
@@ -42,7 +42,7 @@ pub(super) fn check(lines: &[Line], names: &BTreeMap<Key, Vec<Step>>, report: &m
         }
         for (proof, _) in decided.facts.committed.iter().filter(|(_, made)| *made) {
             let of_it = steps().filter(|((_, name), _)| *name == CommitRecord::key(proof));
-            let bodies = of_it.filter_map(|(_, step)| csalock::trace::decision(&step.intent.body.as_ref()?.0));
+            let bodies = of_it.filter_map(|(_, step)| engine::trace::decision(&step.intent.body.as_ref()?.0));
             if !bodies.into_iter().any(|decision| decision.committed) {
                 wrong(format!("no commit makes the decision of {proof}"));
             }
@@ -50,7 +50,7 @@ pub(super) fn check(lines: &[Line], names: &BTreeMap<Key, Vec<Step>>, report: &m
         for (number, waiters) in &decided.facts.pages {
             let of_it = names.get(&(place_of(names, &Page::key(&key.1, *number)), Page::key(&key.1, *number)));
             let bodies = of_it.into_iter().flatten().filter_map(|step| step.intent.body.as_ref());
-            let mut pages = bodies.filter_map(|body| csalock::trace::page(&body.0));
+            let mut pages = bodies.filter_map(|body| engine::trace::page(&body.0));
             if !pages.any(|page| page.sealed && page.waiters == *waiters) {
                 wrong(format!("page {number} was never sealed with these waiters"));
             }

@@ -19,9 +19,9 @@ mod rules;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use csalock::lock::{PidDomain, ProcessId};
-use csalock::store::{Call, Store};
-use csalock::trace::{Bytes, Event, Intent, Line};
+use engine::trace::{Bytes, Event, Intent, Line};
+use lock::{PidDomain, ProcessId};
+use store::{Call, Store};
 
 pub(crate) type Version = (u64, u64);
 
@@ -89,7 +89,7 @@ pub(crate) fn read(paths: &[PathBuf]) -> Result<Vec<Line>, String> {
 
 pub(crate) fn end_of(store: &dyn Store) -> End {
     let mut end = End::new();
-    let mut visit = |place: &str, stored: csalock::error::Result<csalock::store::Versioned>| {
+    let mut visit = |place: &str, stored: lock::error::Result<store::Versioned>| {
         let stored = stored?;
         end.insert(self::place(place), ((stored.version.number, stored.version.mark), stored.body));
         Ok(())

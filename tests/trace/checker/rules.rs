@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use csalock::lock::{CommitRecord, Lifetime, Mode, Page, Record, Value, decode, encode};
+use lock::{CommitRecord, Lifetime, Mode, Page, Record, Value, decode, encode};
 
 use super::any_request::AnyRequest;
 use super::chain::record;
@@ -135,7 +135,7 @@ pub(super) fn beside(key: &Key, before: Option<&[u8]>, step: &Step) -> Result<()
     let after = step.intent.body.as_ref().map(|body| &body.0[..]);
     let (Some(before), Some(after)) = (before, after) else { return Ok(()) };
     if Page::of_key(&key.1).is_some() {
-        let pages = csalock::trace::page(before).zip(csalock::trace::page(after));
+        let pages = engine::trace::page(before).zip(engine::trace::page(after));
         let (before, after) = pages.ok_or("a page is unreadable")?;
         if before.sealed {
             return Err("a sealed page is changed".to_string());
@@ -145,7 +145,7 @@ pub(super) fn beside(key: &Key, before: Option<&[u8]>, step: &Step) -> Result<()
             return Err("a page loses waiters".to_string());
         }
     } else if CommitRecord::of_key(&key.1).is_some() {
-        let decisions = csalock::trace::decision(before).zip(csalock::trace::decision(after));
+        let decisions = engine::trace::decision(before).zip(engine::trace::decision(after));
         let (before, after) = decisions.ok_or("a decision is unreadable")?;
         if before.committed || !after.committed || before.names != after.names {
             return Err(format!("a decision changes from {before:?} to {after:?}"));

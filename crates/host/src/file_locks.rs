@@ -1,0 +1,140 @@
+//! The processes that hold flock(2) or a record lock of fcntl(2) on a file, as /proc shows them.
+//!
+//! /proc/locks shows the process that called flock(2). In a script (`exec 9>FILE; flock 9`) that process has long
+//! ended. Of the lock of an open file description (F_OFD_SETLK) it shows no process. This module looks for processes that
+//! have the file open, and uses /proc/locks only for hidden processes.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Maximum number of reads of the kernel's list before the list counts as empty.
+const LOOKS: usize = 10;
+
+/// Locks of one do not exclude those of the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileLock {
+    Flock,
+    /// fcntl(2): a traditional record lock, or that of an open file description
+    Fcntl,
+}
+
+impl FileLock {
+    pub(crate) const ALL: [FileLock; 2] = [FileLock::Flock, FileLock::Fcntl];
+
+    /// Of the option and of the system call.
+    pub fn name(self) -> &'static str {
+        match self {
+            FileLock::Flock => "flock",
+            FileLock::Fcntl => "fcntl",
+        }
+    }
+
+    fn words(self) -> &'static [&'static str] {
+        match self {
+            FileLock::Flock => &["FLOCK"],
+            FileLock::Fcntl => &["POSIX", "OFDLCK"],
+        }
+    }
+}
+
+/// Returns the pids of the visible holders of each lock on a file, in ascending order. A lock whose holders are all hidden
+/// has none. The function does not open the file, because closing it would drop the POSIX locks of this process.
+pub fn file_locks(path: &Path) -> Vec<(FileLock, Vec<i32>)> {
+    let Ok(file) = fs::metadata(path) else { return Vec::new() };
+    // A script's csalock has inherited the descriptor.
+    let own = nix::unistd::Pid::this().as_raw();
+    let others = numbers("/proc").filter(|pid| *pid != own);
+    let lines: Vec<(i32, String)> = others.flat_map(|pid| lines_of_locks(pid, path, &file)).collect();
+    let pids_of = |lock: FileLock| {
+        let is_it = |line: &str| line.split_whitespace().any(|word| lock.words().contains(&word));
+        let seen: BTreeSet<i32> = lines.iter().filter(|(_, line)| is_it(line)).map(|(pid, _)| *pid).collect();
+        if seen.is_empty() { callers(&file, lock.words()) } else { Some(seen.into_iter().collect()) }
+    };
+    FileLock::ALL.into_iter().filter_map(|lock| Some((lock, pids_of(lock)?))).collect()
+}
+
+/// Each with the pid.
+fn lines_of_locks(pid: i32, path: &Path, file: &fs::Metadata) -> Vec<(i32, String)> {
+    let descriptors = format!("/proc/{pid}/fd");
+    let is_it = |link: &str| {
+        // The link is read first, because a stat of another process's open file might never return.
+        fs::read_link(link).is_ok_and(|to| to == path)
+            && fs::metadata(link).is_ok_and(|found| (found.dev(), found.ino()) == (file.dev(), file.ino()))
+    };
+    let open = numbers(&descriptors).filter(|number| is_it(&format!("{descriptors}/{number}")));
+    let infos = open.filter_map(|number| fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok());
+    let lines = infos.flat_map(|info| info.lines().map(String::from).collect::<Vec<_>>());
+    lines.filter(|line| line.starts_with("lock:")).map(|line| (pid, line)).collect()
+}
+
+/// Visible other processes, by ascending pid. This does not open the file, for the reason at [`file_locks`].
+pub fn posix_holders(path: &Path, exclusive_only: bool) -> Vec<i32> {
+    let Ok(file) = fs::metadata(path) else { return Vec::new() };
+    let (word, own) = (if exclusive_only { "WRITE" } else { "POSIX" }, nix::unistd::Pid::this().as_raw());
+    callers(&file, &[word]).unwrap_or_default().into_iter().filter(|pid| *pid != own).collect()
+}
+
+/// Live processes with a lock of one of these kinds or modes, by ascending pid; `None` if the kernel lists no such lock.
+fn callers(file: &fs::Metadata, words: &[&str]) -> Option<Vec<i32>> {
+    // The kernel returns its list in pieces, so a line can be missed while other processes lock and unlock.
+    (0..LOOKS).find_map(|_| listed_callers(file, words))
+}
+
+/// Returns the callers from one read of the kernel's list. A line looks like `1: FLOCK  ADVISORY  WRITE 359
+/// 00:13:11691 0 EOF`; waiters have `->` after the number. The lock of an open file description has the pid -1.
+fn listed_callers(file: &fs::Metadata, words: &[&str]) -> Option<Vec<i32>> {
+    let (major, minor) = (nix::sys::stat::major(file.dev()), nix::sys::stat::minor(file.dev()));
+    let wanted = format!("{major:02x}:{minor:02x}:{}", file.ino());
+    let text = fs::read_to_string("/proc/locks").unwrap_or_default();
+    let holder = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
+        [_, kind, _, mode, pid, place, ..]
+            if place == wanted && [kind, mode].iter().any(|word| words.contains(word)) =>
+        {
+            pid.parse().ok()
+        }
+        _ => None,
+    };
+    // A line of a changing list may appear twice.
+    let pids: BTreeSet<i32> = text.lines().filter_map(holder).collect();
+    let lives = |pid: &i32| fs::exists(format!("/proc/{pid}")).unwrap_or(false);
+    (!pids.is_empty()).then(|| pids.into_iter().filter(lives).collect())
+}
+
+fn numbers(directory: &str) -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::libc;
+
+    use super::*;
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a test")]
+    fn holders_are_the_processes_that_have_the_file_open_and_locked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = fs::canonicalize(dir.path()).unwrap().join("file");
+        let (file, other) = (fs::File::create(&path).unwrap(), fs::File::open(&path).unwrap());
+        // A process that another test starts has every file of this process open until its exec.
+        let becomes = |wanted: &[(FileLock, Vec<i32>)]| {
+            assert!((0..1000).any(|_| file_locks(&path) == wanted), "{wanted:?} {:?}", file_locks(&path));
+        };
+        let own = std::process::id() as i32;
+        becomes(&[]);
+        fs2::FileExt::lock_shared(&file).unwrap();
+        becomes(&[(FileLock::Flock, vec![own])]);
+        assert_eq!(callers(&fs::metadata(&path).unwrap(), &["FLOCK"]), Some(vec![own]));
+        let whole = libc::flock { l_type: libc::F_WRLCK as i16, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+        nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_OFD_SETLK(&whole)).unwrap();
+        // The kernel names no process with it, and this process does not count as a holder.
+        becomes(&[(FileLock::Flock, vec![own]), (FileLock::Fcntl, vec![])]);
+        assert_eq!(callers(&fs::metadata(&path).unwrap(), FileLock::Fcntl.words()), Some(Vec::new()));
+        drop(file);
+        becomes(&[]);
+        drop(other);
+    }
+}

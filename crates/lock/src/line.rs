@@ -1,0 +1,106 @@
+//! Objects as lines of JSON, which a person can read with cat(1), safe against untrusted input.
+//!
+//! ```text
+//! {"csalock":2,"sum":"0123456789abcdef","name":"nightly","holders":[{"proof":"6e34…","token":17,"mode":"exclusive", …
+//! ```
+//!
+//! - The first field is the kind of object and the format number; csalock refuses other formats and never guesses.
+//! - The second field is the beginning of the SHA-256 of all fields after it, so csalock detects a torn or edited
+//!   object.
+//! - An object has exactly one form. A reader encodes the decoded object again and refuses the line if it differs, for
+//!   example by an unknown or repeated field, or by another order. If the checksum is right, another version of csalock
+//!   wrote the line, which may be a live lock: it is foreign, and not damaged.
+//! - Fields that are empty in most objects are left out if they are: SQLite keeps a row of up to 1002 bytes in one
+//!   page.
+//! - A line is printable ASCII ([`crate::text`]), and no field contains a line break.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
+
+use super::text::{escape, unescape};
+use crate::error::{Error, Result};
+
+const FORMAT: u32 = 2;
+
+pub(crate) fn seal(kind: &str, name: &[u8], object: &impl Serialize) -> Vec<u8> {
+    let sealed = sealed_fields(name, object);
+    let beginning = format!("{}{:016x}\",", beginning(kind), checksum(&sealed));
+    [beginning.as_bytes(), &sealed, b"\n"].concat()
+}
+
+fn beginning(kind: &str) -> String {
+    format!("{{\"{kind}\":{FORMAT},\"sum\":\"")
+}
+
+/// All that follows the checksum in the one form of this object: its name and its fields.
+fn sealed_fields(name: &[u8], object: &impl Serialize) -> Vec<u8> {
+    let name = serde_json::to_string(&escape(name)).expect("a text always has a JSON text");
+    let mut fields = format!("\"name\":{name}").into_bytes();
+    let object_begins = fields.len();
+    serde_json::to_writer(&mut fields, object).expect("data without maps always has a JSON text");
+    // The fields of the object follow the name.
+    fields[object_begins] = b',';
+    fields
+}
+
+/// Decodes the output of [`seal`] into the name and the object. Returns the problem of any other line.
+pub(crate) fn open<T: Serialize + DeserializeOwned>(kind: &str, line: &str) -> Result<(Vec<u8>, T)> {
+    let Some(sealed) = line.strip_prefix(&beginning(kind)) else {
+        return Err(unknown_beginning(kind, line));
+    };
+    let parts = sealed.strip_suffix('\n').and_then(|sealed| sealed.split_once("\","));
+    let (sum, sealed) = parts.ok_or_else(|| damaged("it is cut short"))?;
+    if sum != format!("{:016x}", checksum(sealed.as_bytes())) {
+        return Err(damaged("its checksum is wrong"));
+    }
+    let object = serde_json::from_str(line).ok().and_then(|object| Some((name_in(line)?, object)));
+    let is_ours = |(name, object): &(Vec<u8>, T)| sealed_fields(name, object) == sealed.as_bytes();
+    object.filter(is_ours).ok_or_else(|| of_unknown_form(line))
+}
+
+/// Returns the problem of a line that does not begin like an object of this kind and format. Another format may have
+/// another checksum, so its line is never called damaged.
+fn unknown_beginning(kind: &str, line: &str) -> Error {
+    // An object of format 1 began with the kind and the number as two words.
+    let format = line.strip_prefix(&format!("{{\"{kind}\":")).or_else(|| line.strip_prefix(&format!("{kind} ")));
+    let digits = |text: &str| text.chars().take_while(char::is_ascii_digit).take(40).collect::<String>();
+    match format.map(digits).filter(|digits| !digits.is_empty() && *digits != FORMAT.to_string()) {
+        Some(format) => foreign(line, &format!("its format is {format}, this csalock knows {FORMAT}")),
+        None if line.is_empty() => damaged("it is empty"),
+        None => damaged(&format!("it does not begin with {{\"{kind}\":{FORMAT}")),
+    }
+}
+
+pub(super) fn damaged(wrong: &str) -> Error {
+    Error::corrupt(format!("a lock record is unreadable: {wrong}"))
+}
+
+/// Problem of an object with a right checksum that this version would not write.
+pub(super) fn of_unknown_form(line: &str) -> Error {
+    foreign(line, "this csalock does not know its form")
+}
+
+/// Problem of an object of another version, with its first holders if it names them as this version does.
+fn foreign(line: &str, how: &str) -> Error {
+    let fields: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+    let holder = |grant: &serde_json::Value| {
+        let owner = &grant["owner"];
+        let pid: i32 = owner["processes"][0].as_str()?.split(':').next()?.parse().ok()?;
+        Some(format!("; held by pid {pid} on {}", crate::name::escape(owner["host"].as_str()?.as_bytes())))
+    };
+    let grants = fields["holders"].as_array().into_iter().flatten();
+    let holders: String = grants.filter_map(holder).take(3).collect();
+    Error::of_other_version(format!("written by another version of csalock: {how}{holders}"))
+}
+
+/// Name in a line, even if the rest of the line is damaged.
+pub(super) fn name_in(line: &str) -> Option<Vec<u8>> {
+    let (_, name) = line.split_once("\"name\":")?;
+    unescape(&serde_json::Deserializer::from_str(name).into_iter::<String>().next()?.ok()?)
+}
+
+/// First 64 bits of the SHA-256.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    Sha256::digest(bytes).iter().take(8).fold(0, |sum, byte| (sum << 8) | u64::from(*byte))
+}
