@@ -46,7 +46,7 @@ impl<'a> WaitProgress<'a> {
         WaitProgress { common, locks_file, told: false, told_outage: false, since: None, line: None, holder: None }
     }
 
-    /// Reports the wait for `target` whenever it starts or goes on; see [`engine::OnWaitForOne`].
+    /// Reports the wait for `target` whenever it starts or goes on; see [`engine::acquire_all`].
     pub(super) fn update(
         &mut self,
         target: &LockRef,

@@ -1,6 +1,6 @@
 //! The engine's loop: read the record, gather the required facts, decide, then commit or wait, and repeat.
 //!
-//! The layers above the engine never access a store; the layers below it know nothing about locks. The engine itself
+//! Above the engine, only `csalock serve` opens a store by itself; the stores know nothing about locks. The engine itself
 //! contains no rules: all rules are in [`lock::decide`].
 
 mod acquire;

@@ -52,7 +52,7 @@ pub fn open(location: &Location, variables: &Variables<'_>, host: Arc<dyn Host>)
     })
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "etcd", feature = "postgres", feature = "ssh"))]
 mod tests {
     use lock::error::ErrorKind;
 

@@ -3,7 +3,7 @@
 //! **Server choice.** The client starts with a random server, so that a silently dead server delays only a part of all
 //! calls. It stays with the server that answered. Within a call, each server gets a share of the remaining time.
 //!
-//! **Retries.** See [`net::retry`]; an attempt asks each server once.
+//! **Retries.** See [`net::Calls`]; an attempt asks each server once.
 //!
 //! **Watches.** A notification puts a key, which a sleeping waiter watches. A watch is a request whose answer never ends, on
 //! a separate connection. After etcd has confirmed its start, any event, even the end of the connection, means that the

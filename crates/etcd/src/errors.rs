@@ -1,4 +1,4 @@
-//! Errors between csalock and etcd: exit code and hint, and whether a retry may help.
+//! Errors between csalock and etcd: kind and hint, and whether a retry may help.
 
 use std::fmt;
 

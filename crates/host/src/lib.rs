@@ -1,4 +1,4 @@
-//! Access to the machine: its identity, its clocks and its processes. Only this module accesses them.
+//! Access to the machine: its identity, its clocks and its processes. Only this crate accesses them.
 //!
 //! Two hosts exist: [`Unix`] is the real host, and a test controls the clock and processes of [`Fake`].
 

@@ -73,7 +73,7 @@ pub fn ignore_file_size_limit() {
     let _ = set_ignored(Signal::SIGXFSZ, true);
 }
 
-/// Observes the state. Changes nothing, because programs that use the library run it too.
+/// Observes the state. Changes nothing, because Rust programs with csalock-locks run it too.
 extern "C" fn observe() {
     let mut observed = 0;
     let standard = [stdin(), stdout(), stderr()];

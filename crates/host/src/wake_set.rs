@@ -2,7 +2,7 @@
 //!
 //! A datagram on an abstract unix(7) socket named after the waiter's handle hash wakes the waiter. Such a socket leaves
 //! no file, needs no permission, has no inotify limit, and wakes only the granted waiter. Processes in other network
-//! namespaces cannot reach that socket and notify through the store ([`store::Subscription`]). A pidfd reports
+//! namespaces cannot reach that socket and notify through the store ([`crate::Subscription`]). A pidfd reports
 //! the end of a process. The engine does not rely on any of these: it bounds every wait and reads the record again.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

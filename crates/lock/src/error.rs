@@ -66,8 +66,10 @@ pub struct Error {
     hint: String,
     unreadable: Option<Version>,
     /// The store's servers may answer soon, for example after a restart. The call may have changed the store.
+    #[doc(hidden)]
     pub is_unreached: bool,
     /// Access was denied to a file of this user, which may therefore hold data that this user wrote.
+    #[doc(hidden)]
     pub is_own: bool,
 }
 
@@ -85,12 +87,12 @@ impl Error {
         Error { kind, message: what.into(), hint: cure.into(), unreadable: None, is_unreached: false, is_own: false }
     }
 
-    /// An error of the kind [`ErrorKind::InvalidInput`].
+    #[doc(hidden)]
     pub fn invalid(what: impl Into<String>, cure: impl Into<String>) -> Error {
         Error::new(ErrorKind::InvalidInput, what, cure)
     }
 
-    /// An error of the kind [`ErrorKind::Corrupt`], whose hint says how to look at the record.
+    #[doc(hidden)]
     pub fn corrupt(what: impl Into<String>) -> Error {
         let cure = "nothing was changed; see who wrote it, then `csalock unlock --force NAME` removes it";
         Error::new(ErrorKind::Corrupt, what, cure)
@@ -101,17 +103,18 @@ impl Error {
         Error::new(ErrorKind::Corrupt, what, OTHER_VERSION)
     }
 
-    /// True if another version of csalock wrote the record.
+    #[doc(hidden)]
     pub fn is_of_other_version(&self) -> bool {
         self.hint == OTHER_VERSION
     }
 
-    /// Puts the place of a record before the message.
+    #[doc(hidden)]
     pub fn in_place(self, place: &str) -> Error {
         Error { message: format!("{place}: {}", self.message), ..self }
     }
 
     /// Replaces the NAME in the hint for an unreadable record by the shell words that mean its lock.
+    #[doc(hidden)]
     pub fn of_lock(self, shell_arg: impl FnOnce() -> String) -> Error {
         match self.hint.split_once("NAME") {
             Some((before, after)) if self.kind == ErrorKind::Corrupt => {
@@ -122,6 +125,7 @@ impl Error {
     }
 
     /// A system call on `path` failed while `doing` something.
+    #[doc(hidden)]
     pub fn os(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error {
         let path = path.as_ref();
         let (kind, cure) = classify(errno);
@@ -141,6 +145,7 @@ impl Error {
     }
 
     /// Like [`Error::os`], for a call that follows symbolic links.
+    #[doc(hidden)]
     pub fn os_through_links(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error {
         let error = Error::os(errno, doing, path);
         if errno != Errno::ELOOP {
@@ -150,17 +155,19 @@ impl Error {
         Error { kind: ErrorKind::Unavailable, hint: cure.to_string(), is_own: false, ..error }
     }
 
-    /// Replaces the hint.
+    #[doc(hidden)]
     pub fn with_hint(self, hint: String) -> Error {
         Error { hint, ..self }
     }
 
     /// Adds that the failed operation may have happened anyway.
+    #[doc(hidden)]
     pub fn outcome_unknown(self) -> Error {
         Error { hint: UNKNOWN_OUTCOME.to_string(), ..self }
     }
 
     /// Adds that the record's contents are unreadable in this version.
+    #[doc(hidden)]
     pub fn in_version(self, version: Version) -> Error {
         Error { unreadable: Some(version), ..self }
     }
@@ -173,11 +180,13 @@ impl Error {
     }
 
     /// Other records may be readable.
+    #[doc(hidden)]
     pub fn is_of_one_record(&self) -> bool {
         matches!(self.kind, ErrorKind::Corrupt | ErrorKind::Denied)
     }
 
     /// An error that a server process sent: a terminal must interpret nothing in it.
+    #[doc(hidden)]
     pub fn of_server(self, place: &str) -> Error {
         let plain = |text: &str| text.replace(crate::escape::is_invisible, " ");
         let message = format!("{place}: {}", plain(&self.message));
@@ -185,11 +194,13 @@ impl Error {
     }
 
     /// Adds that the store's servers do not answer now, but may answer soon.
+    #[doc(hidden)]
     pub fn unreached(self) -> Error {
         Error { is_unreached: true, ..self }
     }
 
     /// Adds that the call must not be repeated.
+    #[doc(hidden)]
     pub fn not_repeatable(self) -> Error {
         Error { is_unreached: false, ..self }
     }
@@ -205,6 +216,7 @@ impl Error {
     }
 
     /// Such a reason often passes: the store is full, read-only or failing.
+    #[doc(hidden)]
     pub fn is_refused_change(&self) -> bool {
         matches!(self.kind, ErrorKind::InputOutput | ErrorKind::CannotCreate)
     }

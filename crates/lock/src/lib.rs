@@ -1,6 +1,6 @@
 //! The data of a lock and the rules for changing it: pure data and one pure function.
 //!
-//! This module reads no clock, file or process. A store keeps a [`Record`] under a name, [`decide`] contains every
+//! The rules read no clock, file or process. A store keeps a [`Record`] under a name, [`decide`] contains every
 //! rule, and the engine passes its findings as [`Facts`].
 
 mod acquire;

@@ -32,7 +32,12 @@ pub struct Guard<'a> {
 
 impl<'a> Guard<'a> {
     /// Releases the grants if no thread can renew them.
-    pub fn new(engine: &'a Arc<Engine>, names: Vec<Vec<u8>>, handle: Handle, grants: &[Grant]) -> Result<Guard<'a>> {
+    pub(crate) fn new(
+        engine: &'a Arc<Engine>,
+        names: Vec<Vec<u8>>,
+        handle: Handle,
+        grants: &[Grant],
+    ) -> Result<Guard<'a>> {
         let must_renew = grants.iter().any(|grant| matches!(grant.lifetime, Lifetime::Keepalive(_)));
         let renewer = must_renew.then(|| renew(engine, &names, &handle)).transpose();
         let renewer = renewer.inspect_err(|_| drop(release(engine, &names, handle.proof())))?;

@@ -20,7 +20,7 @@
 //! waits for a Rust program like for any other. The command's manual, csalock(1), explains stores, leases and fencing
 //! tokens.
 //!
-//! A lock ends with the process that holds it, however that process dies. Nothing else of this crate is a stable interface.
+//! A lock ends with the process that holds it, however that process dies. The crates below this one have no stable interface.
 
 #![deny(missing_docs)]
 

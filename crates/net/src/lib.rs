@@ -1,7 +1,7 @@
 //! Connections to the servers of a store: by name or address, with or without TLS. Each wait ends with the deadline of the
-//! present call, and [`retry`] repeats a call until it is answered. This part knows no store.
+//! present call, and [`retry`] repeats a call until it is answered. This crate knows no store.
 //!
-//! This module uses addresses directly. The process and its forked children cache those of a name for a while. If the name
+//! It uses addresses directly. The process and its forked children cache those of a name for a while. If the name
 //! service then fails, the last addresses count: a command that runs must not end because of it.
 
 mod errors;

@@ -1,4 +1,4 @@
-//! Sends requests to the server, and repeats them as [`net::retry`] does. Wakes waiters by NOTIFY, and
+//! Sends requests to the server, and repeats them as [`net::Calls`] does. Wakes waiters by NOTIFY, and
 //! subscribes to their channels by LISTEN. A waiter that misses a notification reads the record a while later.
 
 use std::os::fd::BorrowedFd;

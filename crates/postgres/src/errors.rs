@@ -1,4 +1,4 @@
-//! Errors between csalock and PostgreSQL: exit code and hint, and whether a retry may help.
+//! Errors between csalock and PostgreSQL: kind and hint, and whether a retry may help.
 
 use lock::error::{Error, ErrorKind};
 use lock::name::escape;

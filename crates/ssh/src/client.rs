@@ -1,4 +1,4 @@
-//! Sends requests to the server, and repeats them as [`net::retry`] does. Hears notifications, which come on
+//! Sends requests to the server, and repeats them as [`net::Calls`] does. Hears notifications, which come on
 //! the same connection.
 //!
 //! **Lost answers.** After an error the client repeats the request on a new connection. The new server process first

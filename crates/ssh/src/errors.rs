@@ -1,4 +1,4 @@
-//! Errors of a connection: whether a retry may help, exit code and hint.
+//! Errors of a connection: whether a retry may help, kind and hint.
 
 use std::ffi::OsStr;
 

@@ -1,6 +1,6 @@
 //! Stores of records. A store commits bytes under names; it does not know what a lock is.
 //!
-//! The trait [`Store`] defines a back end, and `tests/stores.rs` is the conformance suite for every back end.
+//! The trait [`Store`] defines a back end, and `tests/stores` is the conformance suite for every back end.
 //! Guarantees:
 //!
 //! - [`Store::commit`] is an atomic compare-and-swap, even between hosts if the store has several.
