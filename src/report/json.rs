@@ -1,6 +1,5 @@
 //! The JSON documents. They are a stable interface: fields may be added, but never renamed or removed.
 
-use std::fmt::Write as _;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -26,15 +25,10 @@ use store::{Finding, Location, Verdict};
 pub(crate) fn json(document: &impl Serialize) -> String {
     // Only maps have no JSON text if their keys are not texts.
     let text = serde_json::to_string(document).unwrap_or_default();
-    if !text.contains(is_invisible) {
-        return text;
-    }
-    let mut escaped = String::with_capacity(2 * text.len());
+    let mut escaped = String::with_capacity(text.len());
     for char in text.chars() {
         if is_invisible(char) {
-            for unit in char.encode_utf16(&mut [0; 2]) {
-                let _ = write!(escaped, "\\u{unit:04x}");
-            }
+            escaped.extend(char.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")));
         } else {
             escaped.push(char);
         }
@@ -47,10 +41,6 @@ pub(crate) fn json(document: &impl Serialize) -> String {
 pub(crate) struct Document(Vec<(&'static str, Box<RawValue>)>);
 
 impl Document {
-    pub(super) fn new() -> Document {
-        Document::default()
-    }
-
     /// Adds a field. `None` becomes `null`.
     pub(super) fn with(mut self, name: &'static str, value: impl Serialize) -> Document {
         self.0.push((name, to_raw_value(&value).unwrap_or_default()));
@@ -132,10 +122,10 @@ pub(crate) fn status(
     });
     let value = record.value.as_ref().map(|value| {
         let mode = value.mode.map(|mode| format!("{mode:04o}"));
-        let document = Document::new().with("version", value.version).with("bytes", value.size);
+        let document = Document::default().with("version", value.version).with("bytes", value.size);
         document.with("token", value.token).with_some("mode", mode)
     });
-    Document::new()
+    Document::default()
         .with("name", text(name))
         .with("state", state(status))
         .with("mode", held.first().map(|(grant, _)| mode(grant.mode)))
@@ -155,7 +145,7 @@ fn file_locked_by(FileLocks(found): &FileLocks) -> Vec<Document> {
     let entries = found.iter().flat_map(|(lock, holders)| {
         let seen = holders.iter().map(Some).chain(holders.is_empty().then_some(None));
         seen.map(|seen| {
-            let known = Document::new().with("pid", seen.map(|(pid, _)| *pid));
+            let known = Document::default().with("pid", seen.map(|(pid, _)| *pid));
             known.with("command", seen.map(|(_, command)| text(command))).with("lock", lock.name())
         })
     });
@@ -189,7 +179,7 @@ fn party(
         Liveness::Dead => "no",
         Liveness::Unknown | Liveness::Missing => "unknown",
     };
-    Document::new()
+    Document::default()
         .with("pid", reporter.owner(owner).map(|owner| owner.pid))
         .with("host", owner.host.as_str())
         .with("user", user(owner.uid))
@@ -207,7 +197,7 @@ fn party(
 
 fn job(job: &JobState, now: Duration) -> Document {
     let promise = job.promise.as_ref();
-    Document::new()
+    Document::default()
         .with("last_success", job.success.as_ref().map(|success| time(success.at)))
         .with("host", job.success.as_ref().map(|success| success.host.as_str()))
         .with("within", promise.map(|promise| promise.span as f64 / 1000.0))
@@ -220,7 +210,7 @@ fn job(job: &JobState, now: Duration) -> Document {
 /// `now` is a time of the store.
 pub(crate) fn overdue(name: &[u8], state: &JobState, last: Option<&Past>, now: Duration) -> Document {
     let is_overdue = state.is_overdue(now.as_millis() as u64);
-    Document::new()
+    Document::default()
         .with("name", text(name))
         .with("overdue", is_overdue)
         .and(job(state, now))
@@ -231,7 +221,7 @@ impl RefusalReport {
     /// `reporter` can look up the holders.
     pub(crate) fn json(&self, exit: Exit, reporter: Option<&Reporter<'_>>) -> Document {
         let holders = reporter.map(|reporter| holders_now(&self.holders, reporter)).unwrap_or_default();
-        Document::new()
+        Document::default()
             .with("lock", self.lock.as_deref().map(text))
             .with("reason", reason(self.kind))
             .with("message", self.message.as_str())
@@ -284,15 +274,15 @@ pub(crate) fn acquired(
 ) -> Document {
     let took_over = evicted.map(|EndedGrant { grant, reason }| {
         let alive = if *reason == EndReason::Died { Liveness::Dead } else { reporter.liveness(&grant.owner) };
-        Document::new().with("how", reason.word()).and(holder(grant, alive, reporter))
+        Document::default().with("how", reason.word()).and(holder(grant, alive, reporter))
     });
     let highest = grants.iter().filter_map(|grant| grant.token).max();
     let (named, slot) = match (locks, grants) {
         ([lock], [grant]) => {
             let slot = (grant.mode == Mode::Slot).then_some(grant.slot);
-            (Document::new().with("name", text(&lock.display_name)), slot)
+            (Document::default().with("name", text(&lock.display_name)), slot)
         }
-        _ => (Document::new().with("names", names(locks)), None),
+        _ => (Document::default().with("names", names(locks)), None),
     };
     named
         .with("handle", handle.to_string())
@@ -313,7 +303,7 @@ fn tokens(grants: &[Grant]) -> Vec<Option<u64>> {
 
 /// Of `unlock`, `renew` and `gc`, with the former holders. The result is `released`, `renewed`, `broken` or `removed`.
 pub(crate) fn outcome(name: &[u8], result: &'static str, grants: &[Grant], reporter: &Reporter<'_>) -> Document {
-    let document = Document::new().with("name", text(name)).with("outcome", result);
+    let document = Document::default().with("name", text(name)).with("outcome", result);
     document.with_list("holders", holders_now(grants, reporter))
 }
 
@@ -339,7 +329,7 @@ pub(crate) type ReadGrant<'a> = (&'a Handle, Option<u64>);
 /// The document of `get`, `put` and `del`. `taken` is the grant that the value was read under with `--lock`; `get` shows
 /// the bytes as they are if they are valid UTF-8, else in base64 (RFC 4648).
 pub(crate) fn value(name: &[u8], value: &Value, taken: Option<ReadGrant<'_>>, bytes: Option<Vec<u8>>) -> Document {
-    let document = Document::new()
+    let document = Document::default()
         .with("name", text(name))
         .with("version", value.version)
         .with("bytes", value.size)
@@ -358,33 +348,33 @@ pub(crate) fn no_value(refusal: &RefusalReport, (handle, token): ReadGrant<'_>) 
 }
 
 pub(crate) fn claimed(locks: &[LockRef], id: &[u8], grants: &[Grant]) -> Document {
-    Document::new().with("names", names(locks)).with("id", text(id)).with("tokens", tokens(grants))
+    Document::default().with("names", names(locks)).with("id", text(id)).with("tokens", tokens(grants))
 }
 
 /// No name was claimed, because these are claimed already, each under its id.
 pub(crate) fn taken(taken: &[(LockRef, Grant)], refusal: &RefusalReport) -> Document {
     let ids = taken.iter().map(|(lock, grant)| id_of(&lock.display_name, grant.claim.as_deref().unwrap_or_default()));
-    Document::new().with_list("taken", ids).and(refusal.json(refusal.kind.into(), None))
+    Document::default().with_list("taken", ids).and(refusal.json(refusal.kind.into(), None))
 }
 
 pub(crate) fn id_of(name: &[u8], id: &[u8]) -> Document {
-    Document::new().with("name", text(name)).with("id", text(id))
+    Document::default().with("name", text(name)).with("id", text(id))
 }
 
 /// Records of the errors cannot be read, and may have the id too.
 pub(crate) fn names_of(id: &[u8], names: &[Vec<u8>], errors: &[Error]) -> Document {
     let names: Vec<String> = names.iter().map(|name| text(name)).collect();
-    let document = Document::new().with("id", text(id)).with("names", names);
+    let document = Document::default().with("id", text(id)).with("names", names);
     if errors.is_empty() { document } else { document.with_list("passed_over", errors.iter().map(unreadable)) }
 }
 
 pub(crate) fn findings(url: &[u8], findings: &[Finding]) -> Document {
     let worst = findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Good);
-    Document::new().with("store", text(url)).with("findings", findings).with("verdict", worst)
+    Document::default().with("store", text(url)).with("findings", findings).with("verdict", worst)
 }
 
 fn run(past: &Past) -> Document {
-    Document::new()
+    Document::default()
         .with("ended", past.how.map(EndReason::word))
         .with("exit_code", past.run.map(|run| run.exit))
         .with("signal", past.run.and_then(|run| run.signal).map(signal_name))
@@ -392,19 +382,19 @@ fn run(past: &Past) -> Document {
 }
 
 fn last_run(past: &Past) -> Document {
-    Document::new().with("at", past.to.map(time)).and(run(past))
+    Document::default().with("at", past.to.map(time)).and(run(past))
 }
 
 pub(crate) fn past(past: &Past) -> Document {
     let who = |who: &Who| {
-        let document = Document::new().with("pid", who.pid).with("host", who.host.as_str());
+        let document = Document::default().with("pid", who.pid).with("host", who.host.as_str());
         document.with("user", user(who.uid)).with("command", text(&who.command))
     };
     let ended_by = |by: &EndedBy| {
         let reason = if by.replaces { "replace" } else { "end" };
         who(&by.who).with("label", by.who.label.as_deref().map(text)).with("reason", reason)
     };
-    Document::new()
+    Document::default()
         .with("name", text(&past.name))
         .and(who(&past.holder))
         .with("label", past.holder.label.as_deref().map(text))

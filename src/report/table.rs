@@ -81,38 +81,31 @@ impl Table {
     /// Width of each column, `None` for a column that is left out, and the gap between them.
     fn layout(&self, omitted: Option<usize>) -> (Vec<Option<usize>>, usize) {
         let all = (0..).zip(&self.columns);
-        let mut columns: Vec<_> = all.map(|(at, column)| (omitted != Some(at)).then_some(column.width)).collect();
+        let mut widths: Vec<_> = all.map(|(at, column)| (omitted != Some(at)).then_some(column.width)).collect();
         let limit = self.style.width.unwrap_or(usize::MAX);
-        let gap = if total(&columns, GAP) <= limit { GAP } else { 1 };
-        loop {
-            let excess = total(&columns, gap).saturating_sub(limit);
-            let reserve: usize = (0..columns.len()).map(|at| self.reserve(&columns, at)).sum();
-            let shown = (0..).zip(&self.columns).filter(|(at, _)| columns[*at].is_some());
-            match shown.filter_map(|(at, column)| Some((column.rank?, at))).min() {
-                Some((_, at)) if reserve < excess => columns[at] = None,
-                _ => {
-                    self.shrink(&mut columns, excess);
-                    return (columns, gap);
-                }
+        let gap = if total(&widths, GAP) <= limit { GAP } else { 1 };
+        let shrunk = |column: &Column, width: usize| column.least.map_or(width, |least| width.min(least));
+        let all = widths.iter().zip(&self.columns);
+        let mut least: Vec<_> = all.map(|(width, column)| width.map(|width| shrunk(column, width))).collect();
+        let all = (0..).zip(&self.columns);
+        let mut ranked: Vec<_> = all.filter_map(|(at, column)| Some((column.rank?, at))).collect();
+        ranked.sort_unstable();
+        for (_, at) in ranked {
+            if total(&least, gap) > limit {
+                (widths[at], least[at]) = (None, None);
             }
         }
-    }
-
-    /// The last one first, because it is the longest. It goes below its least width if that is necessary.
-    fn shrink(&self, columns: &mut [Option<usize>], mut excess: usize) {
-        for at in (0..columns.len()).rev() {
-            let given = excess.min(self.reserve(columns, at));
-            columns[at] = columns[at].map(|width| width - given);
+        let mut excess = total(&widths, gap).saturating_sub(limit);
+        // The last one first, because it is the longest. It goes below its least width if that is necessary.
+        for (width, least) in widths.iter_mut().zip(least).rev() {
+            let given = excess.min(width.unwrap_or(0) - least.unwrap_or(0));
+            *width = width.map(|width| width - given);
             excess -= given;
         }
-        if let Some(Some(last)) = columns.last_mut() {
+        if let Some(Some(last)) = widths.last_mut() {
             *last = last.saturating_sub(excess);
         }
-    }
-
-    fn reserve(&self, columns: &[Option<usize>], at: usize) -> usize {
-        let least = self.columns[at].least.unwrap_or(usize::MAX);
-        columns[at].map_or(0, |width| width.saturating_sub(least))
+        (widths, gap)
     }
 
     fn line<'c>(
@@ -132,8 +125,7 @@ impl Table {
             let rest = if Some(at) == last { 0 } else { width + gap - shown.width() };
             line.push_str(&format!("{colour}{shown}{end}{:rest$}", ""));
         }
-        let line = self.style.width.map_or_else(|| line.clone(), |width| cut(&line, width));
-        line.trim_end().to_string()
+        cut(&line, self.style.width.unwrap_or(usize::MAX)).trim_end().to_string()
     }
 }
 

@@ -102,24 +102,19 @@ impl Moment {
 
     /// First and last millisecond of this moment since 1970, as seen at `now`.
     pub(crate) fn span(&self, zone: Zone, now: Duration) -> (u64, u64) {
-        let (day, clock) = match self {
-            Moment::Ago(span) => {
-                let at = now.saturating_sub(*span).as_millis() as u64;
-                return (at, at);
-            }
-            Moment::Exact(second) => return (second * 1000, second * 1000 + 999),
-            Moment::Civil(day, clock) => (*day, *clock),
-        };
         let today = zone.at(now).date();
-        let date = match day {
-            Day::Last => today,
-            Day::Before(days) => today.saturating_sub(days.days()),
-            Day::Date(date) => date,
-        };
-        let (start, end) = span_of(date, clock, zone);
-        match day {
-            Day::Last if start > now.as_millis() as u64 => span_of(today.saturating_sub(1.day()), clock, zone),
-            _ => (start, end),
+        match *self {
+            Moment::Ago(span) => {
+                let at = now.saturating_sub(span).as_millis() as u64;
+                (at, at)
+            }
+            Moment::Exact(second) => (second * 1000, second * 1000 + 999),
+            Moment::Civil(Day::Date(date), clock) => span_of(date, clock, zone),
+            Moment::Civil(Day::Before(days), clock) => span_of(today.saturating_sub(days.days()), clock, zone),
+            Moment::Civil(Day::Last, clock) => match span_of(today, clock, zone) {
+                (start, _) if start > now.as_millis() as u64 => span_of(today.saturating_sub(1.day()), clock, zone),
+                of_today => of_today,
+            },
         }
     }
 }
@@ -138,18 +133,15 @@ fn civil_moment(text: &str) -> Option<Moment> {
         date if date.len() == 10 => Day::Date(date.parse().ok()?),
         _ => return None,
     };
-    let clock = match clock {
-        None => None,
-        Some(clock) => {
-            // An hour may have one digit.
-            let clock = if clock.as_bytes().get(1) == Some(&b':') { format!("0{clock}") } else { clock.to_string() };
-            if !matches!(clock.len(), 5 | 8) || clock.as_bytes()[2] != b':' {
-                return None;
-            }
-            Some((clock.parse().ok()?, if clock.len() == 8 { 1000 } else { 60_000 }))
-        }
+    let Some(clock) = clock else { return (day != Day::Last).then_some(Moment::Civil(day, None)) };
+    // An hour may have one digit.
+    let clock = if clock.as_bytes().get(1) == Some(&b':') { format!("0{clock}") } else { clock.to_string() };
+    let length = match clock.len() {
+        5 => 60_000,
+        8 => 1000,
+        _ => return None,
     };
-    (day != Day::Last || clock.is_some()).then_some(Moment::Civil(day, clock))
+    (clock.as_bytes()[2] == b':').then_some(Moment::Civil(day, Some((clock.parse().ok()?, length))))
 }
 
 /// A time that the change to summer time skips means the time after the change.

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -110,7 +110,7 @@ impl CommandLine {
             _ => ErrorKind::CannotExecute,
         };
         let hint = match errno {
-            Errno::ENOENT if is_assignment(word) => return self.is_not_env(errno),
+            Errno::ENOENT if is_assignment(word) => &self.how_to_set_variables(),
             Errno::ENOENT if word.contains(&b' ') => "use -c to run a string with a shell",
             Errno::ENOENT if SHELL_BUILTINS.contains(&word) => {
                 "it is a command of the shell; use -c to run a string with a shell"
@@ -138,14 +138,14 @@ impl CommandLine {
     }
 
     /// Words that begin with a variable make sense to a shell only.
-    fn is_not_env(&self, errno: Errno) -> Error {
+    fn how_to_set_variables(&self) -> String {
         let mut words: Vec<String> = self.words.iter().map(|word| shell_quote(word.as_bytes())).collect();
         if words.len() == 1 {
             words.push("COMMAND".to_string());
         }
-        let words = Some(words.join(" ")).filter(|words| words.len() <= LONGEST_HINT);
-        let hint = format!("to set a variable, use: env {}", words.as_deref().unwrap_or("NAME=VALUE COMMAND"));
-        Error::new(ErrorKind::CommandNotFound, format!("cannot run {}: {}", self.shown(), errno.desc()), hint)
+        let words = words.join(" ");
+        let shown = if words.len() <= LONGEST_HINT { &words } else { "NAME=VALUE COMMAND" };
+        format!("to set a variable, use: env {shown}")
     }
 
     pub(super) fn shown(&self) -> String {
@@ -187,17 +187,17 @@ pub fn is_program(word: &OsStr) -> bool {
 }
 
 fn find_in_path(program: &CStr) -> Option<CString> {
-    let is_executable = |path: &Path| path.is_file() && access(path, AccessFlags::X_OK).is_ok();
-    if program.to_bytes().contains(&b'/') {
-        return is_executable(Path::new(OsStr::from_bytes(program.to_bytes()))).then(|| program.to_owned());
-    }
-    let path = environment::path();
-    let candidates = std::env::split_paths(&path).map(|directory| {
-        let directory = if directory.as_os_str().is_empty() { ".".into() } else { directory };
-        directory.join(OsString::from_vec(program.to_bytes().to_vec()))
-    });
-    let mut candidates = candidates.filter(|path| is_executable(path));
-    candidates.next().and_then(|path| CString::new(path.into_os_string().into_vec()).ok())
+    let name = Path::new(OsStr::from_bytes(program.to_bytes()));
+    let is_executable = |path: &PathBuf| path.is_file() && access(path, AccessFlags::X_OK).is_ok();
+    let found = if program.to_bytes().contains(&b'/') {
+        Some(name.to_path_buf()).filter(is_executable)
+    } else {
+        let path = environment::path();
+        let current = |directory: &PathBuf| directory.as_os_str().is_empty();
+        let directories = std::env::split_paths(&path);
+        directories.map(|it| if current(&it) { Path::new(".").join(name) } else { it.join(name) }).find(is_executable)
+    };
+    CString::new(found?.into_os_string().into_vec()).ok()
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use engine::lease_schedule::{LONGEST_RELEASE, LONGEST_SILENCE, LeaseSchedule, SI
 use engine::{Engine, LockRef, OpenLockSet, RETRY_INTERVAL, Released};
 use host::{WakeAddress, WakeSocket};
 use lock::error::{Error, ErrorKind, Result};
-use lock::history::{RunEnd, Use};
+use lock::history::Use;
 use lock::{EndReason, Grant, Lifetime, NotHolder, ProcessId};
 use store::Call;
 
@@ -148,15 +148,14 @@ impl<'a> Supervisor<'a> {
 
     /// Releases the locks after the end of the command, and reports why csalock ended it or lost a lock.
     fn release_and_report(&self, ended: &ExitReport, keeper: Option<&Keeper<'_>>, spare: Option<WakeSocket>) -> Exit {
-        let exit = exit_of_report(ended);
         // Without a keeper no lease is renewed, so every lease is a time limit that a caller set.
         let has_limit = self.guarded.limits.ttl.is_some() || keeper.is_none();
         let release = || {
-            self.report_success(ended, exit);
+            self.report_success(ended);
             self.release(ended, spare)
         };
         // The keeper goes on if the store does not answer.
-        let (lost, had_limit) = if keeper.is_some() { self.or_exit_if_silent(ended, exit, release) } else { release() };
+        let (lost, had_limit) = if keeper.is_some() { self.or_exit_if_silent(ended, release) } else { release() };
         keeper.inspect(|keeper| keeper.stop());
         let why = match ended.stopped {
             // The reason was reported already.
@@ -169,13 +168,17 @@ impl<'a> Supervisor<'a> {
             },
         };
         ended.was_paused.then_some(Notice::Paused).iter().chain(&why).for_each(self.report);
-        if lost && ended.stopped.is_none() && ended.shared_signal.is_none() { ErrorKind::Lost.into() } else { exit }
+        if lost && ended.stopped.is_none() && ended.shared_signal.is_none() {
+            ErrorKind::Lost.into()
+        } else {
+            ended.exit
+        }
     }
 
-    /// Runs `what`. If no store answers for [`LONGEST_SILENCE`], ends the process: with `exit`, or with the exit for a
-    /// success that is not on record.
-    fn or_exit_if_silent<T>(&self, ended: &ExitReport, exit: Exit, what: impl FnOnce() -> T) -> T {
-        let (report, why) = (self.report, why(ended, self.guarded.limits.ttl.is_some()));
+    /// Runs `what`. If no store answers for [`LONGEST_SILENCE`], ends the process: with the exit for the end of the command,
+    /// or for a success that is not on record.
+    fn or_exit_if_silent<T>(&self, ended: &ExitReport, what: impl FnOnce() -> T) -> T {
+        let (exit, report, why) = (ended.exit, self.report, why(ended, self.guarded.limits.ttl.is_some()));
         let (guarded, opened) = (self.guarded, self.opened);
         let (done, is_done) = channel::<()>();
         let watch = move || {
@@ -203,8 +206,8 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Records under the lock that the command has succeeded, if it has. The lock is still held, so the next holder knows.
-    fn report_success(&self, ended: &ExitReport, exit: Exit) {
-        let Some(success) = self.guarded.reports.filter(|_| exit.code() == 0) else { return };
+    fn report_success(&self, ended: &ExitReport) {
+        let Some(success) = self.guarded.reports.filter(|_| ended.exit.code() == 0) else { return };
         let (engine, target) = (self.opened.engine(0), self.opened.target(0));
         let shared = self.guarded.shared_lease_end.filter(|_| success.in_period);
         shared.inspect(|shared| shared.is_unrecorded.store(true, SeqCst));
@@ -242,7 +245,7 @@ impl<'a> Supervisor<'a> {
         // A release after the end of the lease is not needed any more.
         let call = Call { until: lease_ends.map(|ends| ends.min(now + LONGEST_RELEASE)), interruptible: false };
         let (mut lost, mut had_limit) = (false, false);
-        let (proof, used) = (self.guarded.handle.proof(), Use::Run(run_end(ended)));
+        let (proof, used) = (self.guarded.handle.proof(), Use::Run(ended.run));
         let mut released = opened.release(call, proof, used);
         // The first release of a database opens more files than the acquisition that created it.
         let is_of_system = |error: &Error| error.kind() == ErrorKind::System;
@@ -289,20 +292,4 @@ fn why(ended: &ExitReport, by_time: bool) -> Option<Notice<'static>> {
     }
     let (stop, _) = ended.stopped.filter(|_| ended.shared_signal.is_none())?;
     Some(Notice::Ended(stop, by_time))
-}
-
-/// A command that csalock ended has the exit of csalock: its own may be a success, if it had left others behind.
-fn run_end(ended: &ExitReport) -> RunEnd {
-    let exit = if ended.stopped.is_some() { exit_of_report(ended).code() } else { ended.run.exit };
-    RunEnd { exit, ..ended.run }
-}
-
-fn exit_of_report(ended: &ExitReport) -> Exit {
-    match (ended.shared_signal, ended.stopped) {
-        (Some(signal), _) => Exit::Signal(signal),
-        (None, Some((StopReason::MaxHold, true))) => Exit::signalled(nix::libc::SIGKILL),
-        (None, Some((StopReason::MaxHold, false))) => Exit::MaxHold,
-        (None, Some((StopReason::Lease, _))) => ErrorKind::Lost.into(),
-        (None, None) => ended.exit,
-    }
 }

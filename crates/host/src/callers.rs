@@ -18,8 +18,9 @@
 //! The processes that continue only when this process ends are those of the calling script, and of the scripts that called
 //! it. A deadlock is a cycle through them.
 
-use std::cell::{LazyCell, OnceCell};
+use std::cell::LazyCell;
 use std::fs;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -88,16 +89,13 @@ pub fn new_owner(host: &dyn Host, processes: Vec<ProcessId>, command: &[u8], lab
 /// This process and its caller. Each is looked up in /proc at most once, and only if it is needed.
 #[derive(Default)]
 pub struct ThisProcess {
-    stat: OnceCell<ProcStat>,
-    caller: OnceCell<Result<Caller>>,
+    stat: OnceLock<ProcStat>,
+    caller: OnceLock<Result<Caller>>,
 }
 
 impl ThisProcess {
     fn stat(&self) -> Result<&ProcStat> {
-        match self.stat.get() {
-            Some(stat) => Ok(stat),
-            None => read_own().map(|stat| self.stat.get_or_init(|| stat)),
-        }
+        super::known(&self.stat, read_own)
     }
 
     pub fn id(&self) -> Result<ProcessId> {
@@ -149,15 +147,14 @@ pub(super) fn caller(us: &ProcStat) -> Result<Caller> {
         return Err(no_owner(ALONE));
     }
     let ours = LazyCell::new(|| arguments_of(us.pid));
-    let (mut at, mut stat) = (us.parent, parent_of(us)?);
-    let mut arguments = arguments_of(at);
+    let mut stat = parent_of(us)?;
+    let mut arguments = arguments_of(stat.pid);
     let (mut owners, mut starters) = (Vec::new(), Vec::new());
     for _ in 0..MOST_PARENTS {
-        let process = ProcessId { pid: at, start: stat.start };
         if is_starter(&stat, &arguments) {
-            starters.push(process);
+            starters.push(stat.id());
         } else if is_wrapper(&stat, &arguments, || &ours) {
-            owners.push(process);
+            owners.push(stat.id());
         } else {
             break;
         }
@@ -165,17 +162,17 @@ pub(super) fn caller(us: &ProcStat) -> Result<Caller> {
         if stat.parent == 0 {
             return Err(no_owner(ALONE));
         }
-        (at, stat) = (stat.parent, parent_of(&stat)?);
-        arguments = arguments_of(at);
+        stat = parent_of(&stat)?;
+        arguments = arguments_of(stat.pid);
     }
-    if stat.program == b"systemd" || (at == 1 && !is_called_by_init(us, &stat)) {
-        return Err(if at == us.parent { orphan() } else { no_owner(CALLED_OR_ADOPTED) });
+    if stat.program == b"systemd" || (stat.pid == 1 && !is_called_by_init(us, &stat)) {
+        return Err(if stat.pid == us.parent { orphan() } else { no_owner(CALLED_OR_ADOPTED) });
     }
-    owners.push(ProcessId { pid: at, start: stat.start });
+    owners.push(stat.id());
     let is_shell = is_called_shell(&stat, &arguments);
     while owners.len() < MOST_FORKS && is_shell && stat.is_fork && stat.image != (0, 0) && stat.parent > 0 {
         let Some(parent) = look(stat.parent)?.filter(|parent| parent.image == stat.image) else { break };
-        owners.push(ProcessId { pid: stat.parent, start: parent.start });
+        owners.push(parent.id());
         stat = parent;
     }
     let is_left_behind = is_shell && stat.is_fork;
@@ -190,7 +187,7 @@ pub(super) fn may_be_called_by(mut pid: i32, processes: &[ProcessId]) -> bool {
         if processes.iter().all(|process| process.start > stat.start) {
             return false;
         }
-        if processes.contains(&ProcessId { pid, start: stat.start }) {
+        if processes.contains(&stat.id()) {
             return true;
         }
         if stat.parent == 0 {
@@ -270,10 +267,9 @@ const MOST_SCRIPTS: usize = 8;
 /// else, or soon does.
 pub(super) fn blocked_callers(called: i32, some_time_later: bool) -> Vec<ProcessId> {
     let Ok(Some(mut below)) = processes::read(called) else { return Vec::new() };
-    let itself = ProcessId { pid: called, start: below.start };
     let is_command = || processes::read(below.parent).is_ok_and(|it| it.is_some_and(|it| it.program == b"csalock"));
     let may_hold = below.faults_of_children > 0 || is_command();
-    let mut waiting: Vec<ProcessId> = may_hold.then_some(itself).into_iter().collect();
+    let mut waiting: Vec<ProcessId> = may_hold.then(|| below.id()).into_iter().collect();
     let mut ignored_below = signals::was_ignored(Signal::SIGINT);
     // A caller that does not wait gets "busy" even if one of the outer scripts is the holder.
     for _ in 0..if some_time_later { MOST_SCRIPTS } else { 1 } {

@@ -88,9 +88,8 @@ fn known() -> MutexGuard<'static, Known> {
 
 /// getent(1) is ended if it prints nothing for this long.
 fn ask(arguments: &[&str], at_most: Duration) -> io::Result<String> {
-    let (nothing, silent) = (Stdio::null(), Stdio::null());
     let mut getent = Command::new(GETENT);
-    getent.args(arguments).stdin(nothing).stderr(silent).stdout(Stdio::piped());
+    getent.args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::piped());
     crate::signals::restore_for(&mut getent);
     let mut child = getent.spawn().map_err(|error| io::Error::new(error.kind(), format!("{GETENT}: {error}")))?;
     let answer = answer_of(&mut child, at_most);

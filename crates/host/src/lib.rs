@@ -2,6 +2,8 @@
 //!
 //! Two hosts exist: [`Unix`] is the real host, and a test controls the clock and processes of [`Fake`].
 
+use std::sync::OnceLock;
+
 mod callers;
 mod databases;
 #[cfg(any(test, fuzzing, debug_assertions))]
@@ -33,3 +35,11 @@ pub use programs::command_of;
 pub use unix::FIRST_PIDS;
 pub use unix::Unix;
 pub use wake_set::WakeSocket;
+
+/// Learns a fact that cannot change, if it is not known yet.
+fn known<T, E>(fact: &OnceLock<T>, learn: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
+    match fact.get() {
+        Some(known) => Ok(known),
+        None => learn().map(|found| fact.get_or_init(|| found)),
+    }
+}

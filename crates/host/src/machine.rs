@@ -9,10 +9,9 @@ use std::{fs, io};
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statfs, statx};
-use rustix::io::retry_on_intr;
 use sha2::{Digest, Sha256};
 
-use super::processes::no_proc;
+use super::processes::{no_proc, read_small};
 use lock::error::{Error, ErrorKind, Result};
 
 /// Returns `ID@NAME`. The ID is a hash, because machine-id(5) is confidential; it is empty without a machine-id. The
@@ -21,7 +20,7 @@ pub(super) fn machine(name: &str) -> Result<String> {
     let paths = ["/etc/machine-id", "/var/lib/dbus/machine-id"];
     let is_missing =
         |error: &io::Error| matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied);
-    let mut found = paths.into_iter().map(|path| (path, read_short(path)));
+    let mut found = paths.into_iter().map(|path| (path, read_small(path)));
     let found = found.find(|(_, read)| !read.as_ref().is_err_and(is_missing));
     let id = found.map(|(path, read)| {
         let hint = "see the kernel log and the limit of open files (ulimit -n)";
@@ -52,16 +51,8 @@ const PROC: u64 = 0x9fa0;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// One read(2) gets all of a small file.
-fn read_short(path: &str) -> io::Result<Vec<u8>> {
-    let mut buffer = [0; 64];
-    let file = fs::File::open(path)?;
-    let length = retry_on_intr(|| rustix::io::read(&file, &mut buffer))?;
-    Ok(buffer[..length].to_vec())
-}
-
 pub(super) fn boot_id() -> Result<String> {
-    let boot = read_short(BOOT_ID).map_err(|error| no_proc(&error))?;
+    let boot = read_small(BOOT_ID).map_err(|error| no_proc(&error))?;
     let boot = String::from_utf8_lossy(boot.trim_ascii()).into_owned();
     // A file that is mounted there may be empty for a moment. Without an id, boots are not told apart.
     if boot.is_empty() {

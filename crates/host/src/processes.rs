@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -125,6 +125,18 @@ fn read_file(path: &str) -> io::Result<Option<ProcStat>> {
         },
         Err(error) => Err(error),
     }
+}
+
+/// Reads a file of /proc, which has no size to ask for. One read(2) gets all of a small one.
+pub(super) fn read_small(path: &str) -> io::Result<Vec<u8>> {
+    let (mut file, mut bytes) = (fs::File::open(path)?, vec![0; 4096]);
+    let length = retry_on_intr(|| rustix::io::read(&file, &mut bytes))?;
+    if length < bytes.len() {
+        bytes.truncate(length);
+    } else {
+        file.read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
 }
 
 /// This process, its parent and so on, as far as they are visible.

@@ -1,12 +1,9 @@
 //! Programs that start other programs, recognised by their names and arguments: starters, wrappers and shells.
 
 use std::fs;
-use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 
-use rustix::io::retry_on_intr;
-
-use super::processes::ProcStat;
+use super::processes::{ProcStat, read_small};
 use lock::ProcessId;
 
 /// Programs that run another program and end with it.
@@ -93,20 +90,8 @@ pub fn command_of(pid: i32) -> Vec<u8> {
     arguments_of(pid).join(&b' ')
 }
 
-/// A file in /proc has no size to ask for. One read returns all of a short one.
-fn read_command(path: &str) -> io::Result<Vec<u8>> {
-    let (mut file, mut command) = (fs::File::open(path)?, vec![0; 4096]);
-    let length = retry_on_intr(|| rustix::io::read(&file, &mut command))?;
-    if length < command.len() {
-        command.truncate(length);
-    } else {
-        file.read_to_end(&mut command)?;
-    }
-    Ok(command)
-}
-
 pub(super) fn arguments_of(pid: i32) -> Vec<Vec<u8>> {
-    let mut command = read_command(&format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut command = read_small(&format!("/proc/{pid}/cmdline")).unwrap_or_default();
     while command.last() == Some(&0) {
         command.pop();
     }

@@ -193,10 +193,7 @@ impl Signals {
 
     /// Readable when a signal is in the queue. This never fails after [`Signals::listen`].
     pub fn all_events(&self) -> Result<&SignalFd> {
-        if self.descriptor.get().is_none() {
-            let _ = self.descriptor.set(open(&self.all)?);
-        }
-        self.descriptor.get().ok_or_else(|| failed(Errno::EBADF))
+        super::known(&self.descriptor, || open(&self.all))
     }
 
     /// After an interrupted wait: the signal that interrupted it.

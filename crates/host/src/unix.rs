@@ -21,6 +21,7 @@ use nix::unistd::geteuid;
 
 use super::callers;
 use super::interface::{Host, Scope, WakeAddress, WakeSet};
+use super::known;
 use super::machine::{
     boot_id, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, is_this_machine, machine, moved,
     namespace, now, pid_namespace_of,
@@ -224,14 +225,6 @@ impl Host for Unix {
 
     fn give_way(&self) {
         let _ = nix::sched::sched_yield();
-    }
-}
-
-/// Learns a fact that cannot change, if it is not known yet.
-fn known<T>(fact: &OnceLock<T>, learn: impl FnOnce() -> Result<T>) -> Result<&T> {
-    match fact.get() {
-        Some(known) => Ok(known),
-        None => learn().map(|found| fact.get_or_init(|| found)),
     }
 }
 

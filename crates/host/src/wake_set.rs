@@ -152,24 +152,22 @@ impl<'a> LinuxWakeSet<'a> {
 
     /// Which of wake-up, interrupt, processes and `elsewhere` are readable within `at_most`.
     fn listen(&self, at_most: Duration, elsewhere: Option<BorrowedFd<'_>>) -> Result<[bool; 4]> {
-        let wake_socket = self.wake_socket.as_ref().map(AsFd::as_fd);
-        let processes = self.pidfds.iter().map(|(_, pidfd)| pidfd.as_fd());
-        let concerns = wake_socket.map(|fd| (0, fd)).into_iter();
-        let concerns = concerns.chain(self.interrupt.iter().map(|fd| (1, *fd))).chain(processes.map(|fd| (2, fd)));
-        let concerns = concerns.chain(elsewhere.map(|fd| (3, fd)));
-        let (whose, mut polled): (Vec<usize>, Vec<PollFd<'_>>) =
-            concerns.map(|(whose, fd)| (whose, PollFd::new(fd, PollFlags::POLLIN))).unzip();
-        let mut ready = [false; 4];
+        let groups: [Vec<BorrowedFd<'_>>; 4] = [
+            self.wake_socket.iter().map(AsFd::as_fd).collect(),
+            self.interrupt.clone(),
+            self.pidfds.iter().map(|(_, pidfd)| pidfd.as_fd()).collect(),
+            elsewhere.into_iter().collect(),
+        ];
+        let mut polled: Vec<_> = groups.iter().flatten().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
         match ppoll(&mut polled, Some(TimeSpec::from_duration(at_most)), None) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => {
-                return Err(Error::new(ErrorKind::System, format!("cannot wait: {}", errno.desc()), "try again"));
+            Err(errno) if errno != Errno::EINTR => {
+                Err(Error::new(ErrorKind::System, format!("cannot wait: {}", errno.desc()), "try again"))
+            }
+            _ => {
+                let mut ready = polled.iter().map(|polled| polled.any().unwrap_or(false));
+                Ok(groups.map(|group| ready.by_ref().take(group.len()).filter(|is_ready| *is_ready).count() > 0))
             }
         }
-        for (whose, polled) in whose.into_iter().zip(&polled) {
-            ready[whose] |= polled.any().unwrap_or(false);
-        }
-        Ok(ready)
     }
 }
 

@@ -44,7 +44,7 @@ const ENDING_SIGNALS: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIG
 #[derive(Default)]
 pub(super) struct ExitReport {
     pub(super) not_executed: Option<Errno>,
-    /// Status of the command as the shell counts it.
+    /// How csalock ends.
     pub(super) exit: Exit,
     /// For the history.
     pub(super) run: RunEnd,
@@ -373,6 +373,7 @@ impl<'a> EventLoop<'a> {
         self.command.is_starting().then_some(signal)
     }
 
+    /// `exit` is the status of the command as the shell counts it.
     fn exit_report(self, exit: Exit, by_signal: Option<i32>) -> ExitReport {
         let ran = self.boottime().saturating_sub(self.began).as_millis() as u64;
         let (guarded, report) = (self.guarded, self.report);
@@ -380,16 +381,27 @@ impl<'a> EventLoop<'a> {
         let last =
             std::iter::from_fn(|| guarded.signals.next()).filter(|came| came.from_terminal && came.ends()).last();
         let shared_signal = last.map(|came| came.signal).or(report.shared_signal);
+        let shared_signal = shared_signal.filter(|came| by_signal == Some(*came));
         // The keeper kills a command that the supervisor did not end in time.
         let killed = guarded.shared_lease_end.is_some_and(|shared| shared.was_killed.load(SeqCst));
         let by_keeper = killed && (exit == Exit::signalled(Signal::SIGKILL as i32) || self.tree.is_some());
+        let stopped = report.stopped.or(by_keeper.then_some((StopReason::Lease, true)));
+        let end = match (shared_signal, stopped) {
+            (Some(signal), _) => Exit::Signal(signal),
+            (None, Some((StopReason::MaxHold, true))) => Exit::signalled(Signal::SIGKILL as i32),
+            (None, Some((StopReason::MaxHold, false))) => Exit::MaxHold,
+            (None, Some((StopReason::Lease, _))) => ErrorKind::Lost.into(),
+            (None, None) => exit,
+        };
+        // A command that csalock ended has the exit of csalock: its own may be a success, if it had left others behind.
+        let on_record = if stopped.is_some() { end } else { exit };
         ExitReport {
             // A child that could not execute the command has not ended with 0.
             not_executed: if exit.code() == 0 { None } else { self.command.exec_error(exit, by_signal) },
-            exit,
-            run: RunEnd { exit: exit.code(), signal: by_signal, ran },
-            shared_signal: shared_signal.filter(|came| by_signal == Some(*came)),
-            stopped: report.stopped.or(by_keeper.then_some((StopReason::Lease, true))),
+            exit: end,
+            run: RunEnd { exit: on_record.code(), signal: by_signal, ran },
+            shared_signal,
+            stopped,
             lease_ends: guarded.shared_lease_end.map_or(self.lease.map(|lease| lease.ends), SharedLeaseEnd::load),
             ..report
         }
