@@ -8,8 +8,7 @@ pub mod command;
 pub mod exit;
 #[doc(hidden)]
 pub mod glob;
-#[doc(hidden)]
-pub(crate) mod report;
+mod report;
 #[doc(hidden)]
 pub mod run;
 #[doc(hidden)]

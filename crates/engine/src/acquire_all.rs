@@ -52,7 +52,7 @@ pub fn acquire_all(
     }
     // Half of a claim would stay permanently, because a claim does not end with a process.
     if several.may_be_claimed {
-        let hint = "the names may be claimed all the same; check them with `csalock lookup`";
+        let hint = "the names may be claimed all the same; check each with `csalock lookup NAME`";
         return ended.map_err(|error| error.with_hint(hint.to_string()));
     }
     let released = several.release();

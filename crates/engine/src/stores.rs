@@ -144,6 +144,8 @@ mod tests {
             ("dir:/a?shared=1", "dir:/./a?shared=1"),
             ("/a?b", "/./a?b"),
             ("sqlite:/db", "sqlite:/./db"),
+            ("dir:///db", "dir:/.///db"),
+            ("sqlite:///db", "sqlite:/.///db"),
             ("etcd://h:1/p", "etcd://h:1/./p"),
             ("etcds://a:1,[::1]:3/x/y", "etcds://a:1,[::1]:3/./x/y"),
             ("postgres://u@h:1/d?schema=s", "postgres://u@h:1/./d?schema=s"),

@@ -81,18 +81,34 @@ const UNKNOWN_OUTCOME: &str =
 const OTHER_VERSION: &str = "nothing was changed; use that version, or update this csalock";
 
 impl Error {
+    /// Callers decide by the kind; a person reads the message.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// Names the thing and its problem.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Empty if no next step is known.
+    pub fn hint(&self) -> &str {
+        &self.hint
+    }
+}
+
+/// For the parts of csalock.
+#[doc(hidden)]
+impl Error {
     /// `what` names the thing and its problem, `cure` the next step.
-    #[doc(hidden)]
     pub fn new(kind: ErrorKind, what: impl Into<String>, cure: impl Into<String>) -> Error {
         Error { kind, message: what.into(), hint: cure.into(), unreadable: None, is_unreached: false, is_own: false }
     }
 
-    #[doc(hidden)]
     pub fn invalid(what: impl Into<String>, cure: impl Into<String>) -> Error {
         Error::new(ErrorKind::InvalidInput, what, cure)
     }
 
-    #[doc(hidden)]
     pub fn corrupt(what: impl Into<String>) -> Error {
         let cure = "nothing was changed; see who wrote it, then `csalock unlock --force NAME` removes it";
         Error::new(ErrorKind::Corrupt, what, cure)
@@ -103,18 +119,15 @@ impl Error {
         Error::new(ErrorKind::Corrupt, what, OTHER_VERSION)
     }
 
-    #[doc(hidden)]
     pub fn is_of_other_version(&self) -> bool {
         self.hint == OTHER_VERSION
     }
 
-    #[doc(hidden)]
     pub fn in_place(self, place: &str) -> Error {
         Error { message: format!("{place}: {}", self.message), ..self }
     }
 
     /// Replaces the NAME in the hint for an unreadable record by the shell words that mean its lock.
-    #[doc(hidden)]
     pub fn of_lock(self, shell_arg: impl FnOnce() -> String) -> Error {
         match self.hint.split_once("NAME") {
             Some((before, after)) if self.kind == ErrorKind::Corrupt => {
@@ -125,7 +138,6 @@ impl Error {
     }
 
     /// A system call on `path` failed while `doing` something.
-    #[doc(hidden)]
     pub fn os(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error {
         let path = path.as_ref();
         let (kind, cure) = classify(errno);
@@ -145,7 +157,6 @@ impl Error {
     }
 
     /// Like [`Error::os`], for a call that follows symbolic links.
-    #[doc(hidden)]
     pub fn os_through_links(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error {
         let error = Error::os(errno, doing, path);
         if errno != Errno::ELOOP {
@@ -155,38 +166,32 @@ impl Error {
         Error { kind: ErrorKind::Unavailable, hint: cure.to_string(), is_own: false, ..error }
     }
 
-    #[doc(hidden)]
     pub fn with_hint(self, hint: String) -> Error {
         Error { hint, ..self }
     }
 
     /// Adds that the failed operation may have happened anyway.
-    #[doc(hidden)]
     pub fn outcome_unknown(self) -> Error {
         Error { hint: UNKNOWN_OUTCOME.to_string(), ..self }
     }
 
     /// Adds that the record's contents are unreadable in this version.
-    #[doc(hidden)]
     pub fn in_version(self, version: Version) -> Error {
         Error { unreadable: Some(version), ..self }
     }
 
     /// Version of the unreadable record, if the failed read found one. Only this version may be removed because of that
     /// read: another process may have replaced the record since.
-    #[doc(hidden)]
     pub fn version(&self) -> Option<Version> {
         self.unreadable
     }
 
     /// Other records may be readable.
-    #[doc(hidden)]
     pub fn is_of_one_record(&self) -> bool {
         matches!(self.kind, ErrorKind::Corrupt | ErrorKind::Denied)
     }
 
     /// An error that a server process sent: a terminal must interpret nothing in it.
-    #[doc(hidden)]
     pub fn of_server(self, place: &str) -> Error {
         let plain = |text: &str| text.replace(crate::escape::is_invisible, " ");
         let message = format!("{place}: {}", plain(&self.message));
@@ -194,36 +199,18 @@ impl Error {
     }
 
     /// Adds that the store's servers do not answer now, but may answer soon.
-    #[doc(hidden)]
     pub fn unreached(self) -> Error {
         Error { is_unreached: true, ..self }
     }
 
     /// Adds that the call must not be repeated.
-    #[doc(hidden)]
     pub fn not_repeatable(self) -> Error {
         Error { is_unreached: false, ..self }
     }
 
-    /// Names the thing and its problem.
-    pub fn message(&self) -> &str {
-        &self.message
-    }
-
-    /// Empty if no next step is known.
-    pub fn hint(&self) -> &str {
-        &self.hint
-    }
-
     /// Such a reason often passes: the store is full, read-only or failing.
-    #[doc(hidden)]
     pub fn is_refused_change(&self) -> bool {
         matches!(self.kind, ErrorKind::InputOutput | ErrorKind::CannotCreate)
-    }
-
-    /// Callers decide by the kind; a person reads the message.
-    pub fn kind(&self) -> ErrorKind {
-        self.kind
     }
 }
 

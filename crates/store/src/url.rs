@@ -210,10 +210,11 @@ fn path_at(url: &[u8]) -> usize {
     url[from..].iter().position(|byte| *byte == b'/').map_or(url.len(), |at| from + at)
 }
 
-/// Index of the server list in a URL.
+/// Index of the server list in a URL. A path may begin with slashes, too.
 fn servers_at(url: &[u8]) -> Option<usize> {
-    let scheme = url.iter().position(|byte| !byte.is_ascii_alphanumeric())?;
-    url[scheme..].starts_with(b"://").then_some(scheme + 3)
+    let colon = url.iter().position(|byte| !byte.is_ascii_alphanumeric())?;
+    let is_path = [&b"dir"[..], b"sqlite"].contains(&&url[..colon]);
+    (!is_path && url[colon..].starts_with(b"://")).then_some(colon + 3)
 }
 
 #[cfg(test)]
