@@ -107,6 +107,7 @@ impl From<io::Error> for NetError {
         if let Some(error) = inside.and_then(|inside| inside.downcast_ref::<NetError>()) {
             return error.clone();
         }
+        #[cfg(feature = "tls")]
         if let Some(tls) = inside.and_then(|inside| inside.downcast_ref::<rustls::Error>()) {
             return NetError::Tls(tls.to_string());
         }
