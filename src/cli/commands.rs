@@ -122,7 +122,6 @@ pub struct Get {
     #[arg(long, value_name = "PID", value_parser = whole(1, i32::MAX), help_heading = LOCK)]
     pub pid: Option<i32>,
     /// Name of a lock, or path of a file to lock
-    #[arg(value_name = "NAME")]
     pub name: OsString,
 }
 
@@ -163,7 +162,6 @@ pub struct Put {
     #[arg(long, value_name = "MODE", value_parser = parse_mode)]
     pub mode: Option<u32>,
     /// Name of the lock
-    #[arg(value_name = "NAME")]
     pub name: OsString,
     /// Value; - or nothing reads stdin. A value such as --x goes after --
     #[arg(value_name = "VALUE", allow_negative_numbers = true)]
@@ -179,7 +177,6 @@ pub struct Del {
     #[command(flatten)]
     pub writing: Writing,
     /// Name of the lock
-    #[arg(value_name = "NAME")]
     pub name: OsString,
 }
 
@@ -363,7 +360,6 @@ pub struct Gc {
 #[command(override_usage = "csalock doctor [OPTION]... [NAME]")]
 pub struct Doctor {
     /// Check the store of this lock; for a path without a chosen store, the store beside that file, or in DIR/
-    #[arg(value_name = "NAME")]
     pub name: Option<OsString>,
 }
 

@@ -154,14 +154,11 @@ fn retries(text: &str) -> Result<u32, String> {
     }
 }
 
-/// A time in which a job runs once.
+/// A time in which a job runs once. Hours, days and weeks are local; a week begins on Monday.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Period {
-    /// An hour of the local time.
     Hour,
-    /// A day of the local time.
     Day,
-    /// A week of the local time; it begins on Monday.
     Week,
     /// Any other span; the spans follow each other since 1970 UTC.
     Span(Duration),
@@ -173,10 +170,9 @@ impl Period {
             "hour" => Ok(Period::Hour),
             "day" => Ok(Period::Day),
             "week" => Ok(Period::Week),
-            _ => match parse_duration(text) {
-                Ok(span) => Ok(Period::Span(span)),
-                Err(_) => Err("is not a slot; use hour, day, week or a duration such as 10m".to_string()),
-            },
+            _ => parse_duration(text)
+                .map(Period::Span)
+                .map_err(|_| "is not a slot; use hour, day, week or a duration such as 10m".to_string()),
         }
     }
 }

@@ -35,6 +35,8 @@ pub(super) struct Acquisition<'a> {
     pub(super) signals: &'a Signals,
     pub(super) interrupt: &'a dyn Interrupt,
     pub(super) policy: WaitPolicy,
+    /// Start of the wait on CLOCK_BOOTTIME.
+    pub(super) began: Duration,
     /// With `--busy replace`: how long after it was asked to end a holder is killed.
     pub(super) kill_holders_after: Option<Duration>,
     pub(super) slots: Option<u32>,
@@ -50,35 +52,42 @@ impl<'a> Acquisition<'a> {
         signals: &'a Signals,
         lease: Option<Duration>,
     ) -> Acquisition<'a> {
-        let policy = waiting.wait_policy(lease);
         Acquisition {
             context,
             waiting,
             signals,
             interrupt: signals,
-            policy,
+            policy: waiting.wait_policy(lease),
+            began: context.host.boottime(),
             kill_holders_after: None,
             slots: None,
             locks_file: false,
         }
     }
 
+    /// End of the wait on CLOCK_BOOTTIME.
+    pub(super) fn until(&self) -> Duration {
+        self.policy.end(self.began)
+    }
+
+    fn rest(&self) -> WaitPolicy {
+        self.policy.rest(self.until(), self.context.host.boottime())
+    }
+
     /// Acquires all of the locks or none, and reports the wait.
     pub(super) fn acquire(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireResult> {
-        let host = opened.engine(0).host();
-        let end = self.policy.end(host.boottime());
         let created = opened.each().map(|(target, _)| &target.location).find(|location| is_created_by_xdg(location));
         if self.kill_holders_after.is_some() && !self.check_holders(opened, request)? {
             return Ok(AcquireResult::Interrupted);
         }
-        let policy = self.policy.rest(end, host.boottime());
         let mut progress = WaitProgress::new(&self.context.common, self.locks_file);
         let mut ends: Option<Vec<HolderEnd<'_>>> = None;
-        let ended = acquire_all(&opened.lock_refs(), request, &policy, Some(self.interrupt), &mut |at, waiting| {
-            let (lock, reporter) = ((opened.target(at), opened.engine(at)), Reporter::new(opened.engine(at)));
-            let replace = self.end_holders(&mut ends, lock, request, waiting);
-            progress.update(lock.0, &reporter, waiting).into_iter().chain(replace).min()
-        })?;
+        let ended =
+            acquire_all(&opened.lock_refs(), request, &self.rest(), Some(self.interrupt), &mut |at, waiting| {
+                let (lock, reporter) = ((opened.target(at), opened.engine(at)), Reporter::new(opened.engine(at)));
+                let replace = self.end_holders(&mut ends, lock, request, waiting);
+                progress.update(lock.0, &reporter, waiting).into_iter().chain(replace).min()
+            })?;
         if matches!(ended, AcquireResult::Granted(..)) {
             ends.into_iter().flatten().for_each(HolderEnd::tell_of_remaining);
             created.into_iter().for_each(|store| self.tell_created(store));
@@ -118,7 +127,7 @@ impl<'a> Acquisition<'a> {
         let (target, engine, reporter) = (opened.target(0), opened.engine(0), Reporter::new(opened.engine(0)));
         let mut progress = WaitProgress::new(&self.context.common, false);
         let mut on_wait = |waiting: &Progress<'_>| progress.update(target, &reporter, waiting);
-        engine.outlast_outages(&target.name, &self.policy, Some(self.interrupt), &mut on_wait, work)
+        engine.outlast_outages(&target.name, &self.rest(), Some(self.interrupt), &mut on_wait, work)
     }
 
     /// Goes on to end the holders that `--busy replace` has found when the caller entered the queue. A holder that got

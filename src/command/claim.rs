@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use super::acquire::{Acquisition, command_of_caller, request, standing};
-use super::context::{Context, Documents, LockRef, eprint_line, json_line, print, print_before, print_json};
+use super::context::{Context, LockRef, Results, json_line, print, print_before, print_json};
 use crate::cli::{Claim, Lookup, Unclaim};
 use crate::exit::Exit;
 use crate::report::{RefusalReport, RefusedLock, Reporter, json, name_and_store};
@@ -24,8 +24,8 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
     let id = options.id.as_deref().map_or_else(|| fresh_id(context), given_id)?;
     context.require_stdout("the id", "send it to /dev/null if you do not need it")?;
     let opened = targets.open(context)?;
-    let policy = options.waiting.wait_policy(opened.lease());
-    let until = policy.end(context.host.boottime());
+    let (policy, began) = (options.waiting.wait_policy(opened.lease()), context.host.boottime());
+    let until = policy.end(began);
     let opened = opened.during(Call::until(until));
     let taken = match taken(&opened, &id) {
         // Acquiring the names waits for the store too, and finds out the same.
@@ -41,9 +41,7 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
     request.outlives_process = true;
     (request.entry.claim, request.entry.lifetime) = (Some(id.clone()), Lifetime::UntilReleased);
     let signals = Signals::listen()?;
-    let mut acquisition = Acquisition::new(context, &options.waiting, &signals, opened.lease());
-    // The first look may have waited for the store.
-    acquisition.policy = policy.rest(until, context.host.boottime());
+    let acquisition = Acquisition { began, ..Acquisition::new(context, &options.waiting, &signals, opened.lease()) };
     match acquisition.acquire(&opened, &request)? {
         AcquireResult::Granted(grants, _) => {
             // An id that is not printed is useless. Earlier claims under the same id have other handles, so they stay.
@@ -74,11 +72,11 @@ fn answer(context: &Context, targets: &LockSet, id: &[u8], grants: &[Grant]) -> 
 
 pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Exit> {
     let id = given_id(&options.id)?;
-    let mut documents = Documents::of(&context.common);
+    let mut results = Results::new(&context.common);
     let targets = match options.all {
         true => {
             let (names, unreadable) = names_of(context, &id)?;
-            unreadable.iter().for_each(|error| documents.add(|| json::unreadable(error)));
+            unreadable.iter().for_each(|error| results.add(|| json::unreadable(error)));
             LockSet::of_store(&context.store()?, names)
         }
         false => context.lock_set(&options.names)?,
@@ -88,24 +86,19 @@ pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Ex
     }
     let opened = targets.open(context)?;
     // The command gives up all claims or none, so it checks the id of each name before the first change.
-    let mut exit = Exit::Done;
     let mut claims = Vec::new();
-    for (at, (target, engine)) in opened.each().enumerate() {
+    for (target, engine) in opened.each() {
         let status = engine.inspect(&target.name)?;
         if let Some(claim) = engine.claim_in(&status).filter(|grant| grant.claim.as_ref() == Some(&id)) {
             claims.push(claim);
             continue;
         }
-        let reporter = Reporter::new(opened.engine(at));
-        let holders = standing(status);
-        let refusal = RefusedLock::new(target, &reporter).not_claimed(&id, &holders);
-        context.common.note_unless_json(&refusal);
-        exit = exit.or(refusal.kind);
-        documents.add(|| json::not_done(&target.display_name, &holders, Some(&refusal), &reporter));
+        let reporter = Reporter::new(engine);
+        let refusal = RefusedLock::new(target, &reporter).not_claimed(&id, &standing(status));
+        results.refuse(target, &refusal, &reporter);
     }
-    if exit != Exit::Done {
-        documents.print()?;
-        return Ok(exit);
+    if results.exit != Exit::Done {
+        return results.print();
     }
     for (engine, names) in opened.stores() {
         // Another process may give up the same claims now, which is as good.
@@ -114,18 +107,11 @@ pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Ex
             return Err(Error::new(ErrorKind::NotOwner, what, "see `csalock lookup`, then try again").into());
         }
     }
-    if context.common.verbose {
-        for target in &targets.all {
-            eprint_line(&format!("the claim on {} is given up", escape(&target.display_name)));
-        }
-    }
     for ((target, engine), claim) in opened.each().zip(&claims) {
-        documents.add(|| {
-            json::outcome(&target.display_name, "released", std::slice::from_ref(claim), &Reporter::new(engine))
-        });
+        context.common.note_step(|| format!("the claim on {} is given up", escape(&target.display_name)));
+        results.done(target, "released", std::slice::from_ref(claim), &Reporter::new(engine));
     }
-    documents.print()?;
-    Ok(Exit::Done)
+    results.print()
 }
 
 /// Names that are claimed under another id, each with that claim.
@@ -228,22 +214,13 @@ fn nothing_claimed(id: &[u8]) -> RefusalReport {
 
 /// The names in order, and the errors of unreadable records, which are reported to people here. All records are read,
 /// because a separate list could be wrong.
-pub(super) fn names_of(context: &Context, id: &[u8]) -> Result<(Vec<Vec<u8>>, Vec<Error>)> {
+fn names_of(context: &Context, id: &[u8]) -> Result<(Vec<Vec<u8>>, Vec<Error>)> {
     let engine = context.engine(&context.store()?)?;
     let mut names = Vec::new();
-    let mut unreadable = Vec::new();
-    engine.for_each_lock(&mut |status| {
-        match status {
-            Ok(status) if engine.claim_in(&status).is_some_and(|grant| grant.claim.as_deref() == Some(id)) => {
-                names.push(status.record.name);
-            }
-            Ok(_) => {}
-            Err(error) => {
-                context.common.note_unless_json(&format!("passed over: {error}"));
-                unreadable.push(error);
-            }
+    let unreadable = context.each_readable(&engine, &mut |status| {
+        if engine.claim_in(&status).is_some_and(|grant| grant.claim.as_deref() == Some(id)) {
+            names.push(status.record.name);
         }
-        Ok(())
     })?;
     if !names.is_empty() {
         engine.settle()?;

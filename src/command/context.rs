@@ -17,7 +17,7 @@ use crate::report::{Document, RefusalReport, Reporter, SettingNames, indented, j
 use crate::terminal;
 pub(super) use engine::LockRef;
 use engine::environment;
-use engine::{self, Engine, LockSet, WaitPolicy};
+use engine::{self, Engine, LockSet, LockStatus, WaitPolicy};
 use host::signals;
 use host::{ThisProcess, new_owner};
 use lock::error::{Error, ErrorKind, Result};
@@ -154,6 +154,22 @@ impl Context {
         Ok(holders.any(|(grant, holds)| holds.holds() && around.contains(&grant.proof) && fits(grant)))
     }
 
+    /// Visits all locks of a store. Tells people of the records that cannot be read, and returns their errors.
+    pub(super) fn each_readable(&self, engine: &Engine, visit: &mut dyn FnMut(LockStatus)) -> Result<Vec<Error>> {
+        let mut unreadable = Vec::new();
+        engine.for_each_lock(&mut |status| {
+            match status {
+                Ok(status) => visit(status),
+                Err(error) => {
+                    self.common.note_unless_json(&format!("passed over: {error}"));
+                    unreadable.push(error);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(unreadable)
+    }
+
     /// The held lock of the same store whose name differs by a typing error, if no lock of the typed name was found.
     pub(super) fn similar(&self, target: &LockRef, not_holder: &NotHolder) -> Option<LockRef> {
         if *not_holder != NotHolder::default() {
@@ -271,6 +287,13 @@ impl Common {
         }
     }
 
+    /// With `--verbose`, prints a step that has been done.
+    pub(super) fn note_step(&self, text: impl FnOnce() -> String) {
+        if self.verbose {
+            eprint_line(&text());
+        }
+    }
+
     /// Prints a message for people. With `--json` the document says the same.
     pub(super) fn note_unless_json(&self, message: &impl Display) {
         if !self.json {
@@ -347,27 +370,40 @@ pub(super) fn print(result: impl AsRef<[u8]>) -> anyhow::Result<()> {
     written.context("cannot write to stdout")
 }
 
-/// The documents of a call with `--json`. They are printed as one list.
-pub(super) struct Documents(Option<Vec<Document>>);
+/// The results of a command for several locks: its exit and, with `--json`, documents that are printed as one list.
+pub(super) struct Results<'a> {
+    common: &'a Common,
+    pub(super) documents: Vec<Document>,
+    pub(super) exit: Exit,
+}
 
-impl Documents {
-    pub(super) fn of(common: &Common) -> Documents {
-        Documents(common.json.then(Vec::new))
+impl<'a> Results<'a> {
+    pub(super) fn new(common: &'a Common) -> Results<'a> {
+        Results { common, documents: Vec::new(), exit: Exit::Done }
     }
 
     /// Without `--json` no document is made, because it may need files in /proc.
     pub(super) fn add(&mut self, document: impl FnOnce() -> Document) {
-        if let Some(list) = &mut self.0 {
-            list.push(document());
+        if self.common.json {
+            self.documents.push(document());
         }
     }
 
-    pub(super) fn are_empty(&self) -> bool {
-        self.0.as_ref().is_none_or(Vec::is_empty)
+    pub(super) fn done(&mut self, lock: &LockRef, outcome: &'static str, grants: &[Grant], reporter: &Reporter<'_>) {
+        self.add(|| json::outcome(&lock.display_name, outcome, grants, reporter));
     }
 
-    pub(super) fn print(&self) -> anyhow::Result<()> {
-        self.0.as_ref().map_or(Ok(()), print_json)
+    pub(super) fn refuse(&mut self, lock: &LockRef, refusal: &RefusalReport, reporter: &Reporter<'_>) {
+        self.common.note_unless_json(refusal);
+        self.exit = self.exit.or(refusal.kind);
+        self.add(|| json::not_done(&lock.display_name, &refusal.holders, Some(refusal), reporter));
+    }
+
+    pub(super) fn print(self) -> anyhow::Result<Exit> {
+        if self.common.json {
+            print_json(&self.documents)?;
+        }
+        Ok(self.exit)
     }
 }
 

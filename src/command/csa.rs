@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::context::{Context, print};
 use super::{lock, unlock};
-use crate::cli::{Common, Lock, Taking, Unlock, Waiting};
+use crate::cli::{Common, Taking, Unlock, Waiting};
 use crate::exit::Exit;
 use crate::report::SettingNames;
 use ::lock::duration::{Limit, parse_timeout};
@@ -45,10 +45,7 @@ pub(super) fn run(function: &str, files: Vec<OsString>) -> anyhow::Result<Exit> 
         "csaLock" => {
             let timeout = environment::variable("CSALOCK_TIMEOUT").as_deref().map(timeout).transpose()?;
             let waiting = Waiting { timeout, ..Waiting::default() };
-            lock::lock_as_csa(
-                context,
-                &Lock { taking: Taking { waiting, ..Taking::default() }, names, ..Lock::default() },
-            )
+            lock::lock_as_csa(context, &names, &Taking { waiting, ..Taking::default() })
         }
         _ => unlock::run(context, &Unlock { names, ..Unlock::default() }),
     }

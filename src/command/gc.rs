@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 
-use super::context::{Context, Documents, print};
+use super::context::{Context, Results, print};
 use crate::cli::Gc;
 use crate::exit::Exit;
 use crate::glob;
@@ -18,9 +18,8 @@ pub(super) fn run(context: &Context, options: &Gc) -> anyhow::Result<Exit> {
         context,
         options,
         lines: String::new(),
-        documents: Documents::of(&context.common),
+        results: Results::new(&context.common),
         told: BTreeSet::new(),
-        exit: Exit::Done,
     };
     let collected = match options.names.is_empty() {
         true => context.store().and_then(|store| collection.collect_store(&context.engine(&store)?)),
@@ -28,7 +27,7 @@ pub(super) fn run(context: &Context, options: &Gc) -> anyhow::Result<Exit> {
     };
     // Removed locks are reported even if the rest failed, with `--json` in one document.
     let failed = match collected {
-        Err(error) if !collection.documents.are_empty() => {
+        Err(error) if !collection.results.documents.is_empty() => {
             collection.pass_over(&error);
             Ok(())
         }
@@ -38,18 +37,16 @@ pub(super) fn run(context: &Context, options: &Gc) -> anyhow::Result<Exit> {
         print(&collection.lines)?;
     }
     failed?;
-    collection.documents.print()?;
-    Ok(collection.exit)
+    collection.results.print()
 }
 
 struct Collection<'a> {
     context: &'a Context,
     options: &'a Gc,
     lines: String,
-    documents: Documents,
+    results: Results<'a>,
     /// Reasons for records that stay as they are, each once.
     told: BTreeSet<String>,
-    exit: Exit,
 }
 
 impl Collection<'_> {
@@ -109,7 +106,7 @@ impl Collection<'_> {
                     self.lines += &format!("{done} {name}: held by {}\n", reporter.ending(ending));
                 }
                 let grants: Vec<Grant> = endings.into_iter().map(|ending| ending.grant).collect();
-                self.documents.add(|| json::outcome(shown, done, &grants, &reporter));
+                self.results.add(|| json::outcome(shown, done, &grants, &reporter));
             }
             Ok(None) => {}
             Err(error) if error.is_of_one_record() => self.pass_over(&error),
@@ -120,11 +117,11 @@ impl Collection<'_> {
 
     /// Reports, once, the reason why a record stays as it is.
     fn pass_over(&mut self, error: &Error) {
-        self.exit = Exit::from(error.kind());
+        self.results.exit = error.kind().into();
         let text = error.to_string();
         if self.told.insert(text.clone()) {
             self.context.common.note_unless_json(&text);
-            self.documents.add(|| json::unreadable(error));
+            self.results.add(|| json::unreadable(error));
         }
     }
 }

@@ -3,7 +3,7 @@
 //! as plain text, too, for a pipe and for a host without man(1).
 
 use std::error::Error as _;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{IsTerminal, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -113,11 +113,13 @@ fn describe(mut error: clap::Error, arguments: &Arguments<'_>) -> Error {
     let problem = rendered.lines().take_while(|line| !line.is_empty()).map(str::trim).collect::<Vec<_>>().join(" ");
     let next_step = match error.kind() {
         ErrorKind::UnknownArgument => {
-            arguments.instead_of_argument(first.as_ref(), texts(&error, ContextKind::SuggestedArg).last())
+            let suggested = texts(&error, ContextKind::SuggestedArg).pop().map(|option| format!("use {option}"));
+            arguments.instead_of(first, suggested).unwrap_or_else(|| arguments.after_argument(first))
         }
         ErrorKind::InvalidSubcommand => {
-            let suggested = texts(&error, ContextKind::SuggestedSubcommand);
-            arguments.instead_of_command(unknown_command.as_ref(), suggested.last())
+            let suggested = texts(&error, ContextKind::SuggestedSubcommand).pop();
+            let suggested = suggested.map(|name| format!("use csalock {name}"));
+            arguments.instead_of(&unknown_command, suggested).unwrap_or_else(|| arguments.see_help())
         }
         // clap lists all commands.
         ErrorKind::MissingSubcommand => return Error::invalid("the command is missing", arguments.see_help()),
@@ -184,26 +186,19 @@ impl<'a> Arguments<'a> {
         format!("use: {}", usage.trim_start_matches("Usage:").trim().lines().next().unwrap_or_default())
     }
 
-    fn instead_of_command(&self, typed: &OsStr, suggested: Option<&String>) -> String {
-        instead_of_removed(typed)
-            .or_else(|| self.as_run())
-            .or_else(|| suggested.map(|name| format!("use csalock {name}")))
-            .unwrap_or_else(|| self.see_help())
+    /// Hint for an unknown command or argument; `suggested` is that of clap.
+    fn instead_of(&self, typed: &str, suggested: Option<String>) -> Option<String> {
+        let removed = REMOVED.iter().find(|(word, _)| *word == typed).map(|(_, hint)| hint.to_string());
+        removed.or_else(|| self.as_run()).or(suggested)
     }
 
     /// Hint for an unknown option, or for a word too many.
-    fn instead_of_argument(&self, typed: &OsStr, suggested: Option<&String>) -> String {
-        let is_option = typed.as_bytes().starts_with(b"-");
-        instead_of_removed(typed)
-            .or_else(|| self.as_run().filter(|_| is_option))
-            .or_else(|| suggested.map(|option| format!("use {option}")))
-            .unwrap_or_else(|| match self.command_at {
-                Some(_) if is_option && typed.as_bytes().get(1).is_some_and(u8::is_ascii_digit) => self.see_help(),
-                Some(_) if is_option => {
-                    format!("{}; put -- before a name or value that begins with a dash", self.see_help())
-                }
-                _ => self.usage(),
-            })
+    fn after_argument(&self, typed: &str) -> String {
+        match typed.strip_prefix('-').filter(|_| self.command_at.is_some()) {
+            None => self.usage(),
+            Some(option) if option.starts_with(|first: char| first.is_ascii_digit()) => self.see_help(),
+            Some(_) => format!("{}; put -- before a name or value that begins with a dash", self.see_help()),
+        }
     }
 
     /// Hint for arguments of flock(1), and for a command after the name of `lock`: these arguments after `run`, if they
@@ -222,11 +217,6 @@ impl<'a> Arguments<'a> {
         (is_program(program) && !common.json && command_line(&run).is_ok() && hint.len() <= LONGEST_HINT)
             .then_some(hint)
     }
-}
-
-fn instead_of_removed(typed: &OsStr) -> Option<String> {
-    let (_, hint) = REMOVED.iter().find(|(word, _)| *word == typed)?;
-    Some((*hint).to_string())
 }
 
 pub(super) fn man(options: &Man) -> anyhow::Result<Exit> {

@@ -29,7 +29,8 @@ pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> 
     let wanted = Filter::of(context, &options.names)?;
     let engine = context.engine(&location)?;
     // The records are read first: a grant that ends meanwhile is in both lists, never in neither.
-    let (held, unreadable) = wanted.held(&engine)?;
+    let mut held = Vec::new();
+    let unreadable = wanted.each_lock(&engine, &mut |status| held.extend(standing(&engine, &status)))?;
     unreadable.iter().for_each(|error| context.common.note_unless_json(error));
     let mut found = Vec::new();
     if !engine.each_past(&mut |past| found.push(past))? {
@@ -143,31 +144,27 @@ impl Filter {
         self.0.is_empty() || self.0.iter().any(fits)
     }
 
-    /// Grants in records: they are held, or no process has noticed their end yet. Then the errors of unreadable records.
-    fn held(&self, engine: &Engine) -> Result<(Vec<Past>, Vec<Error>)> {
-        let (mut held, mut unreadable) = (Vec::new(), Vec::new());
-        self.each_lock(engine, &mut |status| match status {
-            Ok(status) => held.extend(standing(engine, &status)),
+    /// Visits the requested locks. A pattern visits all locks. Returns the errors of unreadable records.
+    pub(super) fn each_lock(&self, engine: &Engine, visit: &mut dyn FnMut(LockStatus)) -> Result<Vec<Error>> {
+        let mut unreadable = Vec::new();
+        let mut visit_readable = |status: Result<LockStatus>| match status {
+            Ok(status) => visit(status),
             Err(error) => unreadable.push(error),
-        })?;
-        Ok((held, unreadable))
-    }
-
-    /// Visits the requested locks, and the errors of unreadable records. A pattern visits all locks.
-    pub(super) fn each_lock(&self, engine: &Engine, visit: &mut dyn FnMut(Result<LockStatus>)) -> Result<()> {
+        };
         if self.0.is_empty() || self.0.iter().any(|word| glob::is_pattern(word)) {
-            return engine.for_each_lock(&mut |status| {
-                visit(status);
+            engine.for_each_lock(&mut |status| {
+                visit_readable(status);
                 Ok(())
-            });
+            })?;
+            return Ok(unreadable);
         }
         for name in &self.0 {
             match engine.inspect(name) {
                 Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
-                status => visit(status),
+                status => visit_readable(status),
             }
         }
-        Ok(())
+        Ok(unreadable)
     }
 }
 
@@ -175,6 +172,7 @@ fn means(word: &[u8], name: &[u8]) -> bool {
     word == name || glob::matches(word, name)
 }
 
+/// Grants in a record: they are held, or no process has noticed their end yet.
 fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
     let grants = status.record.holders.iter().zip(&status.holders);
     let past = |(grant, standing): (&lock::Grant, &Standing)| {

@@ -4,6 +4,7 @@
 //! handle is printed. A lease that a keeper renews is provisional until the keeper exists, and the grants of several names
 //! until all of them are there. Any other grant is final with its first commit, because its owner alone proves it.
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 use super::acquire::{Acquisition, report_taken, request, standing};
-use super::context::{Context, Documents, eprint_line, json_line, print_before};
+use super::context::{Context, Results, json_line, print_before};
 use crate::cli::{Lock, Renew, Taking, Wait};
 use crate::exit::Exit;
 use crate::report::{RefusedLock, Reporter, json};
@@ -45,8 +46,7 @@ pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
     if prints {
         context.require_stdout("the handle", "send it to /dev/null if you do not need it")?;
     }
-    let this = &ThisProcess::default();
-    let exit = ForScript { context, this, taking, pid: *pid, targets, prints }.acquire(|granted| {
+    let exit = ForScript { context, taking, pid: *pid, targets, prints }.acquire(|granted| {
         report_taken(&context.common, granted.opened, granted.grants, granted.evicted, Some(granted.owner));
         if prints {
             let printed = print_before(context, granted.until, &answer(context, options, targets, granted));
@@ -56,19 +56,19 @@ pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
         Ok(Exit::Done)
     })?;
     if exit == Exit::Done && !prints {
-        tell_of_program(context, options, this);
+        tell_of_program(context, options);
     }
     Ok(exit)
 }
 
 /// Tells a person at a shell's prompt, who may know flock(1), that a program after the name was locked and did not run.
 /// A script may lock names that are those of programs.
-fn tell_of_program(context: &Context, options: &Lock, this: &ThisProcess) {
+fn tell_of_program(context: &Context, options: &Lock) {
     let is_on_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
     let Some(program) = options.names.get(1).filter(|program| is_on_terminal && is_program(program)) else { return };
     let at_prompt =
         |caller: &Caller| caller.is_shell && !caller.command.split(|byte| *byte == b' ').skip(1).any(is_script);
-    if !this.caller().is_ok_and(at_prompt) {
+    if !ThisProcess::default().caller().is_ok_and(at_prompt) {
         return;
     }
     let words = options.names.iter().map(|name| shell_quote(name.as_bytes())).collect::<Vec<_>>().join(" ");
@@ -85,10 +85,9 @@ fn is_script(argument: &[u8]) -> bool {
 }
 
 /// Acquires locks for a caller of CSA's function, which knows no options: it prints nothing unless it fails.
-pub(super) fn lock_as_csa(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
-    let targets = &context.lock_set(&options.names)?;
-    let (this, taking) = (&ThisProcess::default(), &options.taking);
-    ForScript { context, this, taking, pid: None, targets, prints: false }.acquire(|_| Ok(Exit::Done))
+pub(super) fn lock_as_csa(context: &Context, names: &[OsString], taking: &Taking) -> anyhow::Result<Exit> {
+    let targets = &context.lock_set(names)?;
+    ForScript { context, taking, pid: None, targets, prints: false }.acquire(|_| Ok(Exit::Done))
 }
 
 /// Warns of names that are numbers of files that the caller has open: flock(1) locks such a file by its number.
@@ -118,7 +117,6 @@ fn answer(context: &Context, options: &Lock, targets: &LockSet, granted: &Grante
 
 pub(super) struct ForScript<'a> {
     pub(super) context: &'a Context,
-    pub(super) this: &'a ThisProcess,
     pub(super) taking: &'a Taking,
     /// Owner of the locks, instead of the script.
     pub(super) pid: Option<i32>,
@@ -159,7 +157,7 @@ impl ForScript<'_> {
             slots: self.taking.slots,
             ..Acquisition::new(self.context, &self.taking.waiting, &signals, lease)
         };
-        let until = acquisition.policy.end(self.context.host.boottime());
+        let until = acquisition.until();
         let (handle, owner) = (&request.handle, &request.entry.owner);
         let (grants, evicted) = match acquisition.acquire(&opened, &request) {
             Ok(AcquireResult::Granted(grants, evicted)) => (grants, evicted),
@@ -204,12 +202,13 @@ impl ForScript<'_> {
     }
 
     fn request(&self) -> anyhow::Result<(AcquireRequest, Caller)> {
+        let this = ThisProcess::default();
         let (taking, handle) = (self.taking, self.context.new_handle()?);
-        let caller = self.owner()?;
+        let caller = self.owner(&this)?;
         let (owners, command) = (caller.owners.clone(), caller.command.clone());
-        let mut request = request(self.context, &taking.waiting, handle, self.this.id()?, owners, command)?;
+        let mut request = request(self.context, &taking.waiting, handle, this.id()?, owners, command)?;
         // A process that the script leaves behind is known by its session.
-        let session = if self.pid.is_none() { Some(self.this.session()?) } else { None };
+        let session = if self.pid.is_none() { Some(this.session()?) } else { None };
         taking.set_terms(&mut request.entry);
         Arc::make_mut(&mut request.entry.owner).session = session;
         request.outlives_process = true;
@@ -217,7 +216,7 @@ impl ForScript<'_> {
     }
 
     /// The process of `--pid`, else the script that called this process.
-    fn owner(&self) -> Result<Caller> {
+    fn owner(&self, this: &ThisProcess) -> Result<Caller> {
         if let Some(pid) = self.pid {
             let process = self.context.host.process(pid)?.ok_or_else(|| {
                 let what = format!("process {pid} does not exist");
@@ -232,7 +231,7 @@ impl ForScript<'_> {
             Lifetime::WhileOwnerLives => true,
             _ => !self.prints,
         };
-        match self.this.caller() {
+        match this.caller() {
             Err(error) if error.kind() == ErrorKind::InvalidInput && !needs_owner => {
                 Ok(Caller { command: b"?".to_vec(), ..Caller::default() })
             }
@@ -269,19 +268,21 @@ impl ForScript<'_> {
                 "the lock was lost before it could be used: its lease was over when the store said that it is taken";
             Err(Error::new(ErrorKind::Lost, what, "take it again; see `csalock doctor`"))
         } else {
-            let keeper = |shared_lease_end| KeeperConfig {
-                context: self.context,
-                targets: self.targets,
-                proof: request.handle.proof(),
-                owners: request.entry.owner.processes.clone(),
-                shared_lease_end,
-                first_leases: opened.leases(grants),
-                kills: false,
-                is_reported: false,
-                timed: false,
-                tree: None,
-            };
-            SharedLeaseEnd::new().and_then(|deadline| spawn_detached(&keeper(deadline), opened, grants))
+            SharedLeaseEnd::new().and_then(|shared_lease_end| {
+                let keeper = KeeperConfig {
+                    context: self.context,
+                    targets: self.targets,
+                    proof: request.handle.proof(),
+                    owners: request.entry.owner.processes.clone(),
+                    shared_lease_end,
+                    first_leases: opened.leases(grants),
+                    kills: false,
+                    is_reported: false,
+                    timed: false,
+                    tree: None,
+                };
+                spawn_detached(&keeper, opened, grants)
+            })
         };
         if kept.is_err() {
             opened.release_all(request.handle.proof())?;
@@ -295,9 +296,9 @@ pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
     let targets = context.lock_set(&options.names)?;
     let opened = targets.open(context)?;
     let (whole, began) = (options.waiting.wait_policy(opened.lease()), context.host.boottime());
-    let mut documents = Documents::of(&context.common);
-    for (at, (target, engine)) in opened.each().enumerate() {
-        let reporter = Reporter::new(opened.engine(at));
+    let mut results = Results::new(&context.common);
+    for (target, engine) in opened.each() {
+        let reporter = Reporter::new(engine);
         let policy = whole.rest(whole.end(began), context.host.boottime());
         let enclosing = context.enclosing_grants();
         let status = engine.wait_until_free(&target.name, &policy, &enclosing)?;
@@ -309,45 +310,34 @@ pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
             let refusal = RefusedLock::new(target, &reporter).refusal(&refusal);
             return context.common.refuse(&refusal, options.waiting.exit(refusal.kind), Some(&reporter));
         }
-        if context.common.verbose {
-            eprint_line(&format!("lock {} is free", escape(&target.display_name)));
-        }
-        documents.add(|| json::outcome(&target.display_name, "free", &[], &reporter));
+        context.common.note_step(|| format!("lock {} is free", escape(&target.display_name)));
+        results.done(target, "free", &[], &reporter);
     }
-    documents.print()?;
-    Ok(Exit::Done)
+    results.print()
 }
 
 pub(super) fn renew(context: &Context, options: &Renew) -> anyhow::Result<Exit> {
     let targets = options.names.iter().map(|name| context.target(name)).collect::<Result<Vec<_>>>()?;
     let this = ThisProcess::default();
-    let mut exit = Exit::Done;
-    let mut documents = Documents::of(&context.common);
+    let mut results = Results::new(&context.common);
     for target in &targets {
         let engine = context.engine(&target.location)?;
         let reporter = Reporter::new(&engine);
         let credentials = context.credentials(&engine, options.handle.as_deref(), &this)?;
         let lifetime = engine.start(&Lifetime::Ttl((options.ttl.as_millis() as u64).max(1)))?;
-        let response = engine.apply(&target.name, &lock::RenewGrant::new(credentials, lifetime))?;
-        match &response {
+        match engine.apply(&target.name, &lock::RenewGrant::new(credentials, lifetime))? {
             Ok(grant) => {
-                if context.common.verbose {
-                    eprint_line(&format!("lock {} lasts: {}", escape(&target.display_name), reporter.holder(grant)));
-                }
-                documents
-                    .add(|| json::outcome(&target.display_name, "renewed", std::slice::from_ref(grant), &reporter));
+                let name = escape(&target.display_name);
+                context.common.note_step(|| format!("lock {name} lasts: {}", reporter.holder(&grant)));
+                results.done(target, "renewed", &[grant], &reporter);
             }
             Err(not_holder) => {
                 let mut lock = RefusedLock::new(target, &reporter);
                 lock.presented = context.presented_handle(options.handle.as_deref());
-                lock.similar = context.similar(target, not_holder);
-                let refusal = lock.not_holder(not_holder);
-                exit = exit.or(refusal.kind);
-                context.common.note_unless_json(&refusal);
-                documents.add(|| json::not_done(&target.display_name, &not_holder.holders, Some(&refusal), &reporter));
+                lock.similar = context.similar(target, &not_holder);
+                results.refuse(target, &lock.not_holder(&not_holder), &reporter);
             }
         }
     }
-    documents.print()?;
-    Ok(exit)
+    results.print()
 }

@@ -46,14 +46,8 @@ pub(super) fn run(context: &Context, options: &Options) -> anyhow::Result<Exit> 
 
 fn collect(context: &Context, wanted: &Filter, engine: &Engine, metrics: &mut Metrics) -> Result<()> {
     let (mut statuses, mut endings): (Vec<_>, Vec<Past>) = (Vec::new(), Vec::new());
-    let mut unreadable = None;
-    wanted.each_lock(engine, &mut |status| match status {
-        Ok(status) => statuses.push(status),
-        Err(error) => {
-            metrics.unreadable += 1;
-            unreadable = Some(error);
-        }
-    })?;
+    let mut unreadable = wanted.each_lock(engine, &mut |status| statuses.push(status))?;
+    metrics.unreadable = unreadable.len();
     metrics.is_up = true;
     match engine.each_past(&mut |past| endings.push(past)) {
         // A monitor that may only look gets everything else.
@@ -75,7 +69,7 @@ fn collect(context: &Context, wanted: &Filter, engine: &Engine, metrics: &mut Me
     let of_store = if statuses.iter().any(may_be_ahead) { engine.time().unwrap_or(now) } else { now };
     statuses.iter().for_each(|status| metrics.add_status(status, now, of_store));
     endings.iter().filter(|past| wanted.has(&past.name, &exact)).for_each(|past| metrics.add_ending(past));
-    unreadable.map_or(Ok(()), Err)
+    unreadable.pop().map_or(Ok(()), Err)
 }
 
 /// Permissions of the file: the collector runs as another user.

@@ -77,15 +77,8 @@ fn jobs(context: &Context, options: &Overdue) -> anyhow::Result<(Vec<NamedJob>, 
     if options.names.is_empty() {
         let engine = context.engine(&context.store()?)?;
         let mut known = Vec::new();
-        engine.for_each_lock(&mut |status| {
-            match status {
-                Ok(status) => known.extend(status.record.job.map(|job| (status.record.name, job))),
-                Err(error) => {
-                    context.common.note_unless_json(&format!("passed over: {error}"));
-                    unreadable.push(error);
-                }
-            }
-            Ok(())
+        unreadable = context.each_readable(&engine, &mut |status| {
+            known.extend(status.record.job.map(|job| (status.record.name, job)));
         })?;
         if !known.is_empty() {
             let (now, mut runs) = (time_of(&engine), engine.last_runs());

@@ -25,7 +25,7 @@ use crate::run::guarded_command::{CommandLimits, GuardedCommand, SuccessReport};
 use crate::run::keeper;
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::supervisor::{Notice, Supervisor};
-use engine::{AcquireRequest, AcquireResult, Engine, OpenLockSet};
+use engine::{AcquireRequest, AcquireResult, OpenLockSet};
 use host::signals::{self, Interrupt, Signals};
 use host::{WakeAddress, WakeSocket};
 use lock::error::{Error, ErrorKind, Result};
@@ -255,15 +255,14 @@ impl RunCall<'_> {
     ) -> anyhow::Result<ControlFlow<Exit, Held>> {
         let lease = opened.lease();
         let request = self.request(lease.is_some())?;
+        let acquisition = self.acquisition(child, lease);
         if let Some(recurring) = self.recurring {
-            let mut is_done = |engine: &Engine| recurring.is_done(engine, opened);
-            match self.acquisition(child, lease).outlast_outages(opened, &mut is_done)? {
+            match acquisition.outlast_outages(opened, &mut |engine| recurring.is_done(engine, opened))? {
                 Some(false) => {}
                 Some(true) => return Ok(ControlFlow::Break(Exit::Done)),
                 None => return Ok(ControlFlow::Break(self.interrupted(child)?)),
             }
         }
-        let acquisition = self.acquisition(child, lease);
         let (grants, evicted) = match acquisition.acquire(opened, &request)? {
             AcquireResult::Granted(grants, evicted) => (grants, evicted),
             AcquireResult::Interrupted => return Ok(ControlFlow::Break(self.interrupted(child)?)),
@@ -275,7 +274,7 @@ impl RunCall<'_> {
                 return exit.map(ControlFlow::Break);
             }
         };
-        let prepared = self.prepare(opened, grants, evicted.as_ref(), (child, wake_socket));
+        let prepared = self.prepare(opened, &acquisition, grants, evicted.as_ref(), (child, wake_socket));
         if !matches!(prepared, Ok(ControlFlow::Continue(_))) {
             let released = self.guarded.release(opened, None);
             return Ok(prepared.and_then(|ended| released.map(|()| ended))?);
@@ -293,22 +292,22 @@ impl RunCall<'_> {
     fn prepare(
         &self,
         opened: &OpenLockSet<'_>,
+        acquisition: &Acquisition<'_>,
         mut grants: Vec<Grant>,
         evicted: Option<&(usize, EndedGrant)>,
         events: (Option<&SleepingChild<'_>>, Option<&WakeSocket>),
     ) -> Result<ControlFlow<Exit, Held>> {
         let mut files = Vec::new();
         if let Some(flock_compat) = self.flock_compat {
-            match flock_compat.take(self.guarded, opened, &mut grants, self.began, events)? {
+            match flock_compat.take(self.guarded, opened, acquisition, &mut grants, events)? {
                 ControlFlow::Continue(locked) => files = locked,
                 ControlFlow::Break(exit) => return Ok(ControlFlow::Break(exit)),
             }
         }
         report_taken(&self.context.common, opened, &grants, evicted, None);
         if let Some(recurring) = self.recurring {
-            let acquisition = self.acquisition(events.0, opened.lease());
-            let mut begin = |engine: &Engine| recurring.begin(engine, opened, self.guarded.handle.proof());
-            match acquisition.outlast_outages(opened, &mut begin)? {
+            let proof = self.guarded.handle.proof();
+            match acquisition.outlast_outages(opened, &mut |engine| recurring.begin(engine, opened, proof))? {
                 Some(None) => {}
                 Some(Some(exit)) => return Ok(ControlFlow::Break(exit)),
                 None => return Ok(ControlFlow::Break(self.interrupted(events.0)?)),
@@ -321,8 +320,7 @@ impl RunCall<'_> {
         let waiting = &self.options.taking.waiting;
         let own = Acquisition::new(self.context, waiting, self.guarded.signals, lease);
         Acquisition {
-            // The stores were opened meanwhile, which took time.
-            policy: own.policy.rest(own.policy.end(self.began), self.guarded.context.host.boottime()),
+            began: self.began,
             kill_holders_after: (self.options.busy == Busy::Replace).then_some(self.options.kill_after),
             slots: self.options.taking.slots,
             locks_file: self.flock_compat.is_some(),

@@ -1,20 +1,19 @@
 //! `csalock status`: the locks as a table or as JSON; on a terminal also the details of one lock: its record, its last
 //! grants, and other locks of its file. `--watch` redraws them until a signal ends it.
 
-mod select;
-
 use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
-use self::select::{Selected, nothing_to_show, select, stores};
-use super::context::{Context, print};
+use super::context::{Context, LockRef, print};
 use crate::cli::{Common, Status};
 use crate::exit::Exit;
-use crate::report::{LockBlock, LockTable, OutputStyle, RefusedLock, Zone, cut, json, wrapped};
-use crate::terminal;
+use crate::report::{LockBlock, LockTable, OutputStyle, RefusedLock, Reporter, Zone, cut, json, wrapped};
+use crate::{glob, terminal};
 use engine::environment;
+use engine::{Engine, LockStatus};
 use lock::error::{Error, ErrorKind, Result};
 use lock::name::{escape, is_directory, is_path, shell_quote};
 use store::Location;
@@ -56,13 +55,15 @@ struct Page<'a> {
     found: usize,
     /// With `--watch`: the error of an unreadable record, or the reason why no lock can be shown.
     trouble: Option<String>,
+    /// Exit for the last unreadable record, or else for a named lock, pattern or directory without a held lock.
+    exit: Exit,
 }
 
 impl<'a> Page<'a> {
     fn new(context: &'a Context, options: &'a Status) -> Page<'a> {
         let style = output_style(&context.common, options.utc);
         let (tables, texts, block) = (Vec::new(), Vec::new(), Vec::new());
-        Page { context, options, style, tables, texts, block, found: 0, trouble: None }
+        Page { context, options, style, tables, texts, block, found: 0, trouble: None, exit: Exit::Done }
     }
 
     fn add_selected(&mut self) -> Result<Exit> {
@@ -118,11 +119,83 @@ impl<'a> Page<'a> {
         Ok(exit)
     }
 
-    /// Begins a table, and adds the selected locks, of `store` if the page has several.
+    /// Begins a table, and adds the locks that the arguments select, or, of one `store` of several, those whose names or
+    /// patterns they are. Returns the exit of `status`.
     fn select(&mut self, store: Option<&Location>) -> Result<Exit> {
         let host = &self.context.host;
         self.tables.push((store.cloned(), LockTable::new(self.style, &host.name(), host.wall())));
-        select(self.context, self.options, store, &mut |seen| self.add(seen, store))
+        self.exit = Exit::Done;
+        let all = self.options.names.is_empty();
+        let patterns = match store {
+            Some(_) => self.options.names.iter().map(|name| name.as_bytes()).collect(),
+            None => self.add_named()?,
+        };
+        if all || !patterns.is_empty() {
+            let store = store.map_or_else(|| self.context.store(), |store| Ok(store.clone()))?;
+            let fits = |name: &[u8]| all || patterns.iter().any(|pattern| glob::matches(pattern, name));
+            let is_one_held = self.add_matching(&store, &|name| fits(name).then(|| name.to_vec()))?;
+            self.expect_held(all || is_one_held);
+        }
+        Ok(self.exit)
+    }
+
+    /// Adds the locks that the arguments name, and those beside files in the named directories. Returns the patterns
+    /// among the arguments: a lock whose name looks like a pattern comes first.
+    fn add_named(&mut self) -> Result<Vec<&'a [u8]>> {
+        let mut patterns = Vec::new();
+        for typed in &self.options.names {
+            if is_directory(typed) {
+                let (store, directory) = self.context.store_in(typed)?;
+                let is_one_held = self.add_matching(&store, &|name| name_in(&directory, &store, name))?;
+                self.expect_held(is_one_held);
+                continue;
+            }
+            let is_pattern = glob::is_pattern(typed.as_bytes());
+            let target = match self.context.target(typed) {
+                Err(error) if is_pattern && error.kind() == ErrorKind::Unavailable => {
+                    patterns.push(typed.as_bytes());
+                    continue;
+                }
+                target => target?,
+            };
+            let engine = self.context.engine(&target.location)?;
+            match engine.inspect(&target.name) {
+                Ok(status) if is_pattern && nothing_to_show(&status) => patterns.push(typed.as_bytes()),
+                Ok(status) => {
+                    self.expect_held(status.is_held());
+                    self.add(&target.display_name, &status, &engine, Some(&target));
+                }
+                Err(error) if error.kind() == ErrorKind::Corrupt => self.add_unreadable(&error),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(patterns)
+    }
+
+    /// Adds the locks of a store to which `shown_name` gives a name for display. Returns true if one of them is held.
+    fn add_matching(&mut self, store: &Location, shown_name: &dyn Fn(&[u8]) -> Option<Vec<u8>>) -> Result<bool> {
+        let engine = self.context.engine(store)?;
+        let mut is_one_held = false;
+        engine.for_each_lock(&mut |status| {
+            match status {
+                Ok(status) if nothing_to_show(&status) => {}
+                Ok(status) => {
+                    if let Some(name) = shown_name(&status.record.name) {
+                        is_one_held |= status.is_held();
+                        self.add(&name, &status, &engine, None);
+                    }
+                }
+                Err(error) => self.add_unreadable(&error),
+            }
+            Ok(())
+        })?;
+        Ok(is_one_held)
+    }
+
+    fn expect_held(&mut self, is_held: bool) {
+        if !is_held {
+            self.exit = self.exit.or(ErrorKind::NotHeld);
+        }
     }
 
     /// Tells people, but no program, that a store has no locks, or that all its locks are past.
@@ -156,12 +229,10 @@ impl<'a> Page<'a> {
         Ok(())
     }
 
-    fn add(&mut self, seen: Result<Selected<'_>>, store: Option<&Location>) {
+    /// `named` is the lock if an argument is its name.
+    fn add(&mut self, name: &[u8], status: &LockStatus, engine: &Engine, named: Option<&LockRef>) {
         self.found += 1;
-        let Selected { name, status, reporter, named } = match seen {
-            Ok(selected) => selected,
-            Err(unreadable) => return self.add_unreadable(&unreadable),
-        };
+        let reporter = &Reporter { zone: self.style.zone, ..Reporter::new(engine) };
         let (is_alone, watches) = (self.options.names.len() == 1, self.options.watch);
         let key = if named.is_some() { &[][..] } else { name };
         if self.options.names_only {
@@ -171,9 +242,10 @@ impl<'a> Page<'a> {
         }
         if self.context.common.json {
             // The history costs time, so that only a caller who names the lock gets its last run.
-            let last = named.and_then(|(lock, engine)| engine.last_runs().remove(&lock.name));
+            let last = named.and_then(|lock| engine.last_runs().remove(&lock.name));
             let named = named.filter(|_| is_alone);
-            let file = named.and_then(|(lock, _)| reporter.file_lock(lock, &status.record.holders));
+            let file = named.and_then(|lock| reporter.file_lock(lock, &status.record.holders));
+            let store = self.tables.last().and_then(|(store, _)| store.as_ref());
             let document = json::status(name, status, (last.as_ref(), file.as_ref()), store, reporter);
             self.texts.push((key.into(), json(&document)));
             return;
@@ -182,7 +254,7 @@ impl<'a> Page<'a> {
         if self.context.common.quiet && !watches {
             return;
         }
-        if let Some((lock, engine)) = named {
+        if let Some(lock) = named {
             let refused = RefusedLock::new(lock, reporter);
             if nothing_to_show(status)
                 && !watches
@@ -211,6 +283,8 @@ impl<'a> Page<'a> {
     }
 
     fn add_unreadable(&mut self, error: &Error) {
+        self.found += 1;
+        self.exit = error.kind().into();
         if self.options.watch {
             self.trouble = Some(error.to_string());
         } else if self.context.common.json {
@@ -310,4 +384,30 @@ impl<'a> Page<'a> {
         let store = store.map_or(String::new(), |store| escape(store.url().as_bytes()));
         format!("{now}  {counts}  {store}")
     }
+}
+
+/// The stores of `--all-stores`, each once, or why one is unknown.
+fn stores(context: &Context) -> Vec<Result<Location>> {
+    let own = [context.store(), environment::default_store()];
+    let mut stores: Vec<Result<Location>> = Vec::new();
+    for store in own.into_iter().chain(environment::other_stores(&context.current)) {
+        let url = |store: &Result<Location>| store.as_ref().map(Location::url).map_err(Clone::clone);
+        if stores.iter().all(|known| url(known) != url(&store)) {
+            stores.push(store);
+        }
+    }
+    stores
+}
+
+/// The name for display of a lock in this store, if it is the lock of a file in the directory.
+fn name_in(directory: &Path, store: &Location, name: &[u8]) -> Option<Vec<u8>> {
+    let file = Path::new(OsStr::from_bytes(name));
+    if *store == Location::beside(directory) {
+        return Some(directory.join(file).into_os_string().into_encoded_bytes());
+    }
+    (file.parent() == Some(directory)).then(|| name.to_vec())
+}
+
+fn nothing_to_show(status: &LockStatus) -> bool {
+    status.record.is_free() && status.record.value.is_none()
 }

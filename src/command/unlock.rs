@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::acquire::command_of_caller;
-use super::context::{Context, Documents, LockRef, print};
+use super::context::{Context, LockRef, Results, print};
 use super::end_holder::{HolderEnd, live_owners};
 use crate::cli::{Unlock, Waiting};
 use crate::exit::Exit;
@@ -46,11 +46,11 @@ type Unlocked = std::result::Result<Freed, NotHolder>;
 pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
     check_force(options)?;
     let this = ThisProcess::default();
-    let mut documents = Documents::of(&context.common);
-    let (targets, mut exit) = match (options.all, options.force) {
-        (true, true) => everything_held(context, &mut documents)?,
-        (true, false) => everything_owned(context, options, &this, &mut documents)?,
-        (false, _) => (named(context, options)?, Exit::Done),
+    let mut results = Results::new(&context.common);
+    let targets = match (options.all, options.force) {
+        (true, true) => everything_held(context, &mut results)?,
+        (true, false) => everything_owned(context, options, &this, &mut results)?,
+        (false, _) => named(context, options)?,
     };
     let breaker = if options.force { breaker(context, &this) } else { None };
     // The process ends soon, and the kernel closes its descriptors.
@@ -67,14 +67,15 @@ pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
         };
         let freed = match response {
             Err(error) if options.force && options.all && error.is_of_one_record() => {
-                exit = pass_over(context, &error, &mut documents);
+                pass_over(context, &error, &mut results);
+                results.exit = error.kind().into();
                 continue;
             }
             response => response?,
         };
         match freed {
             Ok(freed) => {
-                documents.add(|| {
+                results.add(|| {
                     let document = json::outcome(&target.display_name, freed.result, &freed.grants, &reporter);
                     document.with_some("kept_in", freed.kept_in.as_deref())
                 });
@@ -84,19 +85,16 @@ pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
             }
             Err(not_holder) => {
                 // The holder may have released the lock before it could be broken.
-                let wants_all = options.force && options.all;
-                let refusal = (!wants_all).then(|| refused(context, options, target, &reporter, &not_holder));
-                if let Some(refusal) = &refusal {
-                    exit = exit.or(refusal.kind);
-                    context.common.note_unless_json(refusal);
+                if options.force && options.all {
+                    results.add(|| json::not_done(&target.display_name, &not_holder.holders, None, &reporter));
+                } else {
+                    let refusal = refused(context, options, target, &reporter, &not_holder);
+                    results.refuse(target, &refusal, &reporter);
                 }
-                let holders = &not_holder.holders;
-                documents.add(|| json::not_done(&target.display_name, holders, refusal.as_ref(), &reporter));
             }
         }
     }
-    documents.print()?;
-    Ok(exit)
+    results.print()
 }
 
 /// Only the engine of the last location stays open.
@@ -183,14 +181,14 @@ fn release(
 
 /// Breaks the grants that `options` mean in one target. Claims are permanent: only a name or token breaks them.
 fn force(engine: &Engine, options: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
-    let is_lock = |grant: &Grant| grant.claim.is_none();
-    let has_token = |grant: &Grant| grant.token == options.token;
-    let meant: Option<&dyn Fn(&Grant) -> bool> = match (options.all, options.token) {
-        (true, _) => Some(&is_lock),
-        (_, Some(_)) => Some(&has_token),
-        (false, None) => None,
+    let broken = if options.all {
+        engine.break_lock(&target.name, Some(&|grant: &Grant| grant.claim.is_none()), by)?
+    } else if options.token.is_some() {
+        engine.break_lock(&target.name, Some(&|grant: &Grant| grant.token == options.token), by)?
+    } else {
+        engine.break_lock(&target.name, None, by)?
     };
-    Ok(of_broken(engine, target, engine.break_lock(&target.name, meant, by)?))
+    Ok(of_broken(engine, target, broken))
 }
 
 fn of_broken(engine: &Engine, target: &LockRef, broken: Broken) -> Unlocked {
@@ -337,11 +335,10 @@ fn breaker(context: &Context, this: &ThisProcess) -> Option<Owner> {
     context.owner(owners.ok()?, command_of_caller(this).ok()?, &Waiting::default()).ok()
 }
 
-/// Reports why a record stays as it is. Returns the exit code for that.
-fn pass_over(context: &Context, error: &Error, documents: &mut Documents) -> Exit {
+/// Reports why a record stays as it is.
+fn pass_over(context: &Context, error: &Error, results: &mut Results<'_>) {
     context.common.note_unless_json(&format!("passed over: {error}"));
-    documents.add(|| json::unreadable(error));
-    Exit::from(error.kind())
+    results.add(|| json::unreadable(error));
 }
 
 /// Locks to release; a lock that was found by its grant comes with the handle hash.
@@ -359,33 +356,32 @@ fn named(context: &Context, options: &Unlock) -> Result<NamedLocks> {
 }
 
 /// Each held or abandoned lock of the store except claims. An unreadable record stays, and decides the exit code.
-fn everything_held(context: &Context, documents: &mut Documents) -> Result<(NamedLocks, Exit)> {
-    let (mut targets, mut exit) = (Vec::new(), Exit::Done);
+fn everything_held(context: &Context, results: &mut Results<'_>) -> Result<NamedLocks> {
+    let mut targets = Vec::new();
     let location = context.store()?;
-    context.engine(&location)?.for_each_lock(&mut |status| {
-        match status {
-            Ok(status) if status.record.holders.iter().any(|grant| grant.claim.is_none()) => {
-                targets.push((LockRef::in_store(&location, status.record.name.clone()), None));
-            }
-            Ok(_) => {}
-            Err(error) => exit = pass_over(context, &error, documents),
+    let unreadable = context.each_readable(&context.engine(&location)?, &mut |status| {
+        if status.record.holders.iter().any(|grant| grant.claim.is_none()) {
+            targets.push((LockRef::in_store(&location, status.record.name), None));
         }
-        Ok(())
     })?;
-    Ok((targets, exit))
+    for error in &unreadable {
+        results.add(|| json::unreadable(error));
+        results.exit = error.kind().into();
+    }
+    Ok(targets)
 }
 
-/// Each grant of the caller in every store that can be reached from here, and the best possible exit code. The
-/// stores are those of bare names, of the enclosing lock, and beside the files in the current directory and the named
-/// files. The caller proves a grant as its owner, or by `--handle`; the locks that the caller was started under are not
-/// its own. An unreadable record may be the caller's, unless it is another user's.
+/// Each grant of the caller in every store that can be reached from here. The stores are those of bare names, of the
+/// enclosing lock, and beside the files in the current directory and the named files. The caller proves a grant as its
+/// owner, or by `--handle`; the locks that the caller was started under are not its own. An unreadable record may be the
+/// caller's, unless it is another user's.
 fn everything_owned(
     context: &Context,
     options: &Unlock,
     this: &ThisProcess,
-    documents: &mut Documents,
-) -> Result<(NamedLocks, Exit)> {
-    let (mut targets, mut exit) = (Vec::new(), Exit::Done);
+    results: &mut Results<'_>,
+) -> Result<NamedLocks> {
+    let mut targets = Vec::new();
     let (owners, under) = (context.caller_processes(this)?, context.enclosing_grants());
     for (location, directory) in stores(context, options)? {
         let engine = context.engine(&location)?;
@@ -421,13 +417,13 @@ fn everything_owned(
             Ok(())
         })?;
         if let Some(error) = unreadable {
-            let passed_over = pass_over(context, &error, documents);
+            pass_over(context, &error, results);
             if !error.is_of_one_record() || error.is_own {
-                exit = passed_over;
+                results.exit = error.kind().into();
             }
         }
     }
-    Ok((targets, exit))
+    Ok(targets)
 }
 
 /// Each store comes with the directory of its files if it is beside files.

@@ -36,8 +36,7 @@ fn take_and_get(context: &Context, options: &Get) -> anyhow::Result<Exit> {
     let targets = &context.lock_set(std::slice::from_ref(&options.name))?;
     let target = targets.first();
     let Get { taking, pid, .. } = options;
-    let this = &ThisProcess::default();
-    ForScript { context, this, taking, pid: *pid, targets, prints: true }.acquire(
+    ForScript { context, taking, pid: *pid, targets, prints: true }.acquire(
         |Granted { opened, handle, grants, evicted, owner, .. }| {
             report_taken(&context.common, opened, grants, *evicted, Some(owner));
             // A value that was not read is useless, and then so is the lock.

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::cli::Run;
+use crate::command::acquire::Acquisition;
 use crate::command::context::{Context, LockRef, eprint_line};
 use crate::exit::Exit;
 use crate::report::{locked_by, lost_while_waiting};
@@ -63,19 +64,18 @@ impl<'a> FlockCompat<'a> {
         self.files.iter().flat_map(|(file, at)| self.kinds.iter().map(|kind| (file.as_path(), *at, *kind)))
     }
 
-    /// Locks the files for the command to inherit, within the timeout of a wait that began at `began` on CLOCK_BOOTTIME.
-    /// Breaks off with an exit if that fails. Renews the grants meanwhile.
+    /// Locks the files for the command to inherit, within the timeout of the acquisition. Breaks off with an exit if that
+    /// fails. Renews the grants meanwhile.
     pub(super) fn take(
         &self,
         guarded: &GuardedCommand<'_>,
         opened: &OpenLockSet<'_>,
+        acquisition: &Acquisition<'_>,
         grants: &mut [Grant],
-        began: Duration,
         (child, wake_socket): (Option<&SleepingChild<'_>>, Option<&WakeSocket>),
     ) -> Result<ControlFlow<Exit, Vec<Flock>>> {
-        let waiting = &self.options.taking.waiting;
-        let policy = waiting.wait_policy(opened.lease());
-        let until = policy.limit.map(|_| policy.end(began));
+        let policy = &acquisition.policy;
+        let until = policy.limit.map(|_| acquisition.until());
         let proof = guarded.handle.proof();
         let mut held: Vec<Flock> = Vec::new();
         for (file, at, kind) in self.each() {
@@ -108,7 +108,7 @@ impl<'a> FlockCompat<'a> {
                     let (name, by) = (escape(&target.display_name), self.holders_of(kind, file));
                     let text = format!("lock {name} is busy: {by}; wait longer with -w, or see lslocks(8)");
                     self.context.common.note(&text);
-                    return Ok(ControlFlow::Break(waiting.exit(ErrorKind::Busy)));
+                    return Ok(ControlFlow::Break(acquisition.waiting.exit(ErrorKind::Busy)));
                 }
             }
             if told {
