@@ -21,7 +21,7 @@ use crate::report::notice;
 use crate::run::child::{SleepingChild, supervise_in_child};
 use crate::run::exec::{CommandLine, GrantNumbers};
 use crate::run::flock::Flock;
-use crate::run::guarded_command::{CommandLimits, GuardedCommand, SuccessReport};
+use crate::run::guarded_command::{CommandLimits, GuardedCommand};
 use crate::run::keeper;
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::supervisor::{Notice, Supervisor};
@@ -61,7 +61,8 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
             tree: options.tree,
         },
         supervisor: (!options.no_fork).then_some(this),
-        reports: recurring.as_ref().map(|recurring| SuccessReport { in_period: recurring.has_slots() }),
+        records_success: recurring.is_some(),
+        has_period: recurring.as_ref().is_some_and(Recurring::has_slots),
         shared_lease_end: None,
     };
     let variables = variables(context, &guarded);
@@ -335,7 +336,7 @@ impl RunCall<'_> {
         let (taking, command) = (&self.options.taking, self.guarded.command_line.line());
         // The lock of a job must outlive its command until the success is recorded, and that of a tree until the other
         // processes have ended. So the supervisor is an owner too.
-        let is_needed = self.guarded.has_period() || self.guarded.limits.tree;
+        let is_needed = self.guarded.has_period || self.guarded.limits.tree;
         let owners = std::iter::once(self.process).chain(self.guarded.supervisor.filter(|_| is_needed)).collect();
         let handle = self.guarded.handle.clone();
         let mut request = request(self.context, &taking.waiting, handle, self.process, owners, command)?;

@@ -107,14 +107,6 @@ pub(crate) fn status(
 ) -> Document {
     let record = &status.record;
     let held = holders(status);
-    let documents = held.iter().map(|(grant, standing)| {
-        let alive = match standing {
-            Standing::Holds(liveness) => *liveness,
-            Standing::Ended(EndReason::Died) => Liveness::Dead,
-            Standing::Ended(_) => reporter.liveness(&grant.owner),
-        };
-        holder(grant, alive, reporter)
-    });
     let waiters = record.waiters.iter().zip(&status.waiters);
     let waiters = waiters.map(|(waiter, alive)| {
         let document = party(&waiter.owner, waiter.mode, waiter.since, *alive, None, reporter);
@@ -131,7 +123,7 @@ pub(crate) fn status(
         .with("mode", held.first().map(|(grant, _)| mode(grant.mode)))
         .with("slots", record.slots)
         .with("token", held.iter().filter_map(|(grant, _)| grant.token).max())
-        .with_list("holders", documents)
+        .with_list("holders", held.iter().map(|(grant, standing)| holder(grant, *standing, reporter)))
         .with_list("waiters", waiters)
         .with_some("value", value)
         .with_some("job", record.job.as_ref().map(|state| job(state, reporter.host.wall())))
@@ -152,12 +144,18 @@ fn file_locked_by(FileLocks(found): &FileLocks) -> Vec<Document> {
     entries.collect()
 }
 
-fn holder(grant: &Grant, alive: Liveness, reporter: &Reporter<'_>) -> Document {
+fn holder(grant: &Grant, standing: Standing, reporter: &Reporter<'_>) -> Document {
+    let alive = match standing {
+        Standing::Holds(liveness) => liveness,
+        Standing::Ended(EndReason::Died) => Liveness::Dead,
+        Standing::Ended(_) => reporter.liveness(&grant.owner),
+    };
     party(&grant.owner, grant.mode, grant.since, alive, Some(grant), reporter)
 }
 
 fn holders_now(grants: &[Grant], reporter: &Reporter<'_>) -> Vec<Document> {
-    grants.iter().map(|grant| holder(grant, reporter.liveness(&grant.owner), reporter)).collect()
+    let standing = |grant: &Grant| Standing::Holds(reporter.liveness(&grant.owner));
+    grants.iter().map(|grant| holder(grant, standing(grant), reporter)).collect()
 }
 
 fn party(
@@ -273,8 +271,7 @@ pub(crate) fn acquired(
     reporter: &Reporter<'_>,
 ) -> Document {
     let took_over = evicted.map(|EndedGrant { grant, reason }| {
-        let alive = if *reason == EndReason::Died { Liveness::Dead } else { reporter.liveness(&grant.owner) };
-        Document::default().with("how", reason.word()).and(holder(grant, alive, reporter))
+        Document::default().with("how", reason.word()).and(holder(grant, Standing::Ended(*reason), reporter))
     });
     let highest = grants.iter().filter_map(|grant| grant.token).max();
     let (named, slot) = match (locks, grants) {

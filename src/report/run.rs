@@ -99,12 +99,10 @@ pub(crate) fn overdue(job: &JobState, now: Duration, zone: Zone) -> String {
     if let Some(success) = job.doubtful_success(now.as_millis() as u64) {
         return format!("{}{within}", in_future(success, zone));
     }
-    let (what, since) = match &job.success {
-        Some(success) => ("last succeeded at", success.at),
-        None => match job.promise {
-            Some(promise) => ("has never succeeded, since", promise.since),
-            None => return "its job has not succeeded yet".to_string(),
-        },
+    let (what, since) = match (&job.success, &job.promise) {
+        (Some(success), _) => ("last succeeded at", success.at),
+        (None, Some(promise)) => ("has never succeeded, since", promise.since),
+        (None, None) => return "its job has not succeeded yet".to_string(),
     };
     let since = Duration::from_millis(since);
     let age = span(now.saturating_sub(since));

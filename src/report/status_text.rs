@@ -21,7 +21,6 @@ const MARGIN: usize = 9;
 
 pub(crate) struct LockTable {
     table: Table,
-    style: OutputStyle,
     now: Duration,
     /// Name of this host, which a terminal does not repeat in each row.
     here: String,
@@ -45,7 +44,7 @@ impl LockTable {
         ];
         let table = Table::new(columns, style);
         let here = escape(host.as_bytes());
-        LockTable { table, style, now, here, has_other_host: false, holders: 0, waiters: 0 }
+        LockTable { table, now, here, has_other_host: false, holders: 0, waiters: 0 }
     }
 
     pub(crate) fn add(&mut self, name: &[u8], status: &LockStatus, reporter: &Reporter<'_>) {
@@ -78,7 +77,7 @@ impl LockTable {
             pid,
             host,
             shown_user(owner.uid),
-            self.style.time(grant.since, self.now),
+            self.table.style.time(grant.since, self.now),
             self.until(first, reporter),
             id + &label_and_command(owner.label.as_ref(), &owner.command),
         ]);
@@ -90,7 +89,7 @@ impl LockTable {
 
     pub(crate) fn sorted_lines(&mut self) -> (String, impl Iterator<Item = String>) {
         self.table.rows.sort_unstable();
-        let is_obvious = self.style.width.is_some() && !self.has_other_host;
+        let is_obvious = self.table.style.width.is_some() && !self.has_other_host;
         self.table.lines(is_obvious.then_some(HOST))
     }
 
@@ -98,7 +97,7 @@ impl LockTable {
         if standing.holds()
             && let Some(end) = reporter.renewable_end(grant)
         {
-            return format!("{}?", self.style.time(end.as_millis() as u64, self.now));
+            return format!("{}?", self.table.style.time(end.as_millis() as u64, self.now));
         }
         match &grant.lifetime {
             _ if !standing.holds() => "over".to_string(),
@@ -106,7 +105,7 @@ impl LockTable {
             Lifetime::OwnerDied => "over".to_string(),
             Lifetime::UntilReleased => "forever".to_string(),
             Lifetime::Ttl(most) => span(Duration::from_millis(*most)),
-            Lifetime::ExpiresAt(lease) => self.style.time(lease.wall, self.now),
+            Lifetime::ExpiresAt(lease) => self.table.style.time(lease.wall, self.now),
         }
     }
 }

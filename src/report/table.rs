@@ -48,7 +48,7 @@ impl Column {
 /// A table. Its rows are single texts, because a store may have a hundred thousand of them.
 pub(super) struct Table {
     columns: Vec<Column>,
-    style: OutputStyle,
+    pub(super) style: OutputStyle,
     /// Cells that end with a newline, which no cell contains.
     pub(super) rows: Vec<Box<str>>,
 }

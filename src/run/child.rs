@@ -37,9 +37,6 @@ use host::processes;
 use host::signals::{self, Interrupt, Signals};
 use lock::error::{Error, ErrorKind, Result, errno_of};
 
-/// A message that carries a file. The other one has the numbers of the grant, and is the start.
-const FILE: &[u8] = b"F";
-
 /// A drop kills the child.
 pub struct SleepingChild<'a> {
     process: KilledOnDrop,
@@ -108,7 +105,8 @@ impl<'a> SleepingChild<'a> {
     /// If the child has ended already, this succeeds, and its status is that of the command. If it fails, the child is killed.
     pub fn start(self, numbers: GrantNumbers, files: &[impl AsFd]) -> Result<RunningCommand> {
         for file in files {
-            self.send(FILE, &[file.as_fd()])?;
+            // Any length but that of the numbers: those are the start.
+            self.send(b"F", &[file.as_fd()])?;
         }
         self.send(&numbers.encode(), &[])?;
         let SleepingChild { process, socket, .. } = self;

@@ -80,8 +80,7 @@ fn detach() {
     let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
     // Accidental output must not go to a file that gets descriptor 1 or 2.
     for _ in 0..3 {
-        let null = open("/dev/null", OFlag::O_RDWR, Mode::empty());
-        if let Ok(null) = null {
+        if let Ok(null) = open("/dev/null", OFlag::O_RDWR, Mode::empty()) {
             std::mem::forget(null);
         }
     }

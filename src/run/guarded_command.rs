@@ -26,14 +26,11 @@ pub struct GuardedCommand<'a> {
     pub limits: CommandLimits,
     /// Process that stays as the supervisor; `None`: csalock becomes the command.
     pub supervisor: Option<ProcessId>,
-    pub reports: Option<SuccessReport>,
+    /// csalock records a success of the command, under the lock.
+    pub records_success: bool,
+    /// The success is one in a period.
+    pub has_period: bool,
     pub shared_lease_end: Option<&'static SharedLeaseEnd>,
-}
-
-/// csalock records it under the lock.
-#[derive(Debug, Clone, Copy)]
-pub struct SuccessReport {
-    pub in_period: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -49,10 +46,6 @@ pub struct CommandLimits {
 }
 
 impl<'a> GuardedCommand<'a> {
-    pub fn has_period(&self) -> bool {
-        self.reports.is_some_and(|reports| reports.in_period)
-    }
-
     /// A success in a slot that is not on record is worth a wait, while the lock is ours and no signal came.
     pub(super) fn awaits_record(&self) -> bool {
         let Some(shared) = self.shared_lease_end.filter(|shared| shared.is_unrecorded.load(SeqCst)) else {
@@ -74,7 +67,7 @@ impl<'a> GuardedCommand<'a> {
             shared_lease_end: self.shared_lease_end?,
             first_leases: opened.leases(grants),
             kills: self.limits.kills,
-            is_reported: self.has_period(),
+            is_reported: self.has_period,
             timed: self.limits.ttl.is_some(),
             tree: None,
         })
@@ -83,7 +76,7 @@ impl<'a> GuardedCommand<'a> {
     pub fn fork(&self, variables: &[CString]) -> Result<SleepingChild<'a>> {
         // Without a supervisor no process reports the exit status or the end of the time limit, so a command with --ttl
         // or a period is killed with csalock.
-        let dies_with_parent = self.has_period() || (self.limits.ttl.is_some() && self.limits.kills);
+        let dies_with_parent = self.has_period || (self.limits.ttl.is_some() && self.limits.kills);
         SleepingChild::fork(self.command_line, variables, self.signals, dies_with_parent)
     }
 

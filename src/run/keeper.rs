@@ -192,16 +192,12 @@ impl KeeperConfig<'_> {
                 // The parent was killed, and the threads of this keeper have ended.
                 self.run_in_child(true);
             };
-            match detach::spawn(&[], keep) {
-                Ok(keeper) if !has_finished(keeper) => {
-                    // A keeper that is killed again and again must not keep a processor busy.
-                    if is_late {
-                        pause();
-                    }
-                }
-                Ok(_) => return,
-                // There is no memory or no process for a keeper at the moment.
-                Err(_) => pause(),
+            match detach::spawn(&[], keep).map(has_finished) {
+                Ok(true) => return,
+                Ok(false) if !is_late => {}
+                // A keeper that is killed again and again must not keep a processor busy, or there is no memory or no
+                // process for a keeper at the moment.
+                _ => pause(),
             }
             is_late = true;
         }

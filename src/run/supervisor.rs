@@ -160,12 +160,7 @@ impl<'a> Supervisor<'a> {
         let why = match ended.stopped {
             // The reason was reported already.
             Some((StopReason::Lease, _)) if lost => Some(Notice::EndedAfterLoss),
-            _ => match why(ended, has_limit || had_limit) {
-                Some(Notice::Ended(StopReason::Lease, true)) if self.guarded.limits.ttl.is_none() => {
-                    Some(Notice::EndedByOther)
-                }
-                why => why,
-            },
+            _ => self.why(ended, has_limit || had_limit),
         };
         ended.was_paused.then_some(Notice::Paused).iter().chain(&why).for_each(self.report);
         if lost && ended.stopped.is_none() && ended.shared_signal.is_none() {
@@ -178,7 +173,7 @@ impl<'a> Supervisor<'a> {
     /// Runs `what`. If no store answers for [`LONGEST_SILENCE`], ends the process: with the exit for the end of the command,
     /// or for a success that is not on record.
     fn or_exit_if_silent<T>(&self, ended: &ExitReport, what: impl FnOnce() -> T) -> T {
-        let (exit, report, why) = (ended.exit, self.report, why(ended, self.guarded.limits.ttl.is_some()));
+        let (exit, report, why) = (ended.exit, self.report, self.why(ended, self.guarded.limits.ttl.is_some()));
         let (guarded, opened) = (self.guarded, self.opened);
         let (done, is_done) = channel::<()>();
         let watch = move || {
@@ -207,12 +202,14 @@ impl<'a> Supervisor<'a> {
 
     /// Records under the lock that the command has succeeded, if it has. The lock is still held, so the next holder knows.
     fn report_success(&self, ended: &ExitReport) {
-        let Some(success) = self.guarded.reports.filter(|_| ended.exit.code() == 0) else { return };
+        if !self.guarded.records_success || ended.exit.code() != 0 {
+            return;
+        }
         let (engine, target) = (self.opened.engine(0), self.opened.target(0));
-        let shared = self.guarded.shared_lease_end.filter(|_| success.in_period);
+        let shared = self.guarded.shared_lease_end.filter(|_| self.guarded.has_period);
         shared.inspect(|shared| shared.is_unrecorded.store(true, SeqCst));
         let go_on = || self.guarded.awaits_record() && self.guarded.signals.no_signal_within(RETRY_INTERVAL);
-        match engine.report_success(&target.name, self.guarded.handle.proof(), success.in_period, &go_on) {
+        match engine.report_success(&target.name, self.guarded.handle.proof(), self.guarded.has_period, &go_on) {
             Err(error) => {
                 (self.report)(&Notice::NotReported(target, &error));
                 if shared.is_some() {
@@ -283,13 +280,14 @@ impl<'a> Supervisor<'a> {
     fn is_released(&self, ended: &ExitReport, at: usize) -> bool {
         ended.released.contains(&at) || self.guarded.shared_lease_end.is_some_and(|shared| shared.is_released(at))
     }
-}
 
-/// `by_time` means that a lease without renewal ended the command.
-fn why(ended: &ExitReport, by_time: bool) -> Option<Notice<'static>> {
-    if ended.out_of_reach {
-        return Some(Notice::OutOfReach);
+    /// `by_time` means that a lease without renewal ended the command.
+    fn why(&self, ended: &ExitReport, by_time: bool) -> Option<Notice<'static>> {
+        match ended.stopped {
+            _ if ended.out_of_reach => Some(Notice::OutOfReach),
+            _ if ended.shared_signal.is_some() => None,
+            Some((StopReason::Lease, _)) if by_time && self.guarded.limits.ttl.is_none() => Some(Notice::EndedByOther),
+            stopped => stopped.map(|(stop, _)| Notice::Ended(stop, by_time)),
+        }
     }
-    let (stop, _) = ended.stopped.filter(|_| ended.shared_signal.is_none())?;
-    Some(Notice::Ended(stop, by_time))
 }

@@ -183,14 +183,11 @@ pub(super) fn caller(us: &ProcStat) -> Result<Caller> {
 pub(super) fn may_be_called_by(mut pid: i32, processes: &[ProcessId]) -> bool {
     for _ in 0..MOST_PARENTS {
         let Ok(Some(stat)) = processes::read(pid) else { return true };
-        // No process is older than those that called it.
-        if processes.iter().all(|process| process.start > stat.start) {
-            return false;
-        }
         if processes.contains(&stat.id()) {
             return true;
         }
-        if stat.parent == 0 {
+        // No process is older than those that called it.
+        if stat.parent == 0 || processes.iter().all(|process| process.start > stat.start) {
             return false;
         }
         pid = stat.parent;

@@ -7,7 +7,7 @@ use super::processes::{ProcStat, read_small};
 use lock::ProcessId;
 
 /// Programs that run another program and end with it.
-pub(super) const WRAPPER_PROGRAMS: [&str; 28] = [
+const WRAPPER_PROGRAMS: [&str; 28] = [
     "busybox", "chpst", "chroot", "chrt", "csalock", "doas", "env", "faketime", "find", "flock", "ionice", "ltrace",
     "nice", "nohup", "nsenter", "prlimit", "runuser", "script", "setarch", "setpriv", "setsid", "stdbuf", "strace",
     "sudo", "taskset", "time", "timeout", "xargs",
@@ -68,7 +68,6 @@ fn is_one_command(string: &[u8]) -> bool {
     })
 }
 
-/// A shell waits for the programs it calls, except for background jobs.
 pub(super) fn is_shell(process: &ProcessId) -> bool {
     let program = fs::read_link(format!("/proc/{}/exe", process.pid));
     program.is_ok_and(|program| is_name_of_shell(program.as_os_str().as_bytes()))
@@ -82,7 +81,7 @@ pub(super) fn is_name_of_shell(path: &[u8]) -> bool {
     SHELLS.contains(&name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '.' || last == '-'))
 }
 
-pub(super) fn base_name(path: &[u8]) -> &[u8] {
+fn base_name(path: &[u8]) -> &[u8] {
     path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 

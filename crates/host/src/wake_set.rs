@@ -19,7 +19,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 
 use super::interface::{Subscription, WakeAddress, WakeReason, WakeSet, Watched};
 use super::machine::now;
-use super::processes::{self, ProcStat};
+use super::processes;
 use lock::error::{Error, ErrorKind, Result};
 use lock::{HandleHash, ProcessId};
 
@@ -122,7 +122,6 @@ impl<'a> LinuxWakeSet<'a> {
     fn watch(&mut self, watched: &[Watched]) -> bool {
         let mut before = std::mem::take(&mut self.pidfds);
         for Watched { process, supervisor } in watched {
-            let is_running = |stat: &ProcStat, start| stat.start == start && stat.is_running();
             let mut open = |process: &ProcessId| match before.iter().position(|(known, _)| known == process) {
                 Some(at) => Ok(Some(before.swap_remove(at).1)),
                 // On an old kernel or without free descriptors the bounded wait must suffice.
@@ -135,7 +134,7 @@ impl<'a> LinuxWakeSet<'a> {
             // user of the pid.
             if let Some(supervisor) = supervisor
                 && let Ok(Some(pidfd)) = open(supervisor)
-                && matches!(processes::read(supervisor.pid), Ok(Some(stat)) if is_running(&stat, supervisor.start))
+                && matches!(processes::read(supervisor.pid), Ok(Some(stat)) if stat.id() == *supervisor && stat.is_running())
             {
                 self.pidfds.push((*supervisor, pidfd));
                 continue;

@@ -29,9 +29,6 @@ use lock::error::Result;
 use lock::{EndReason, EndedGrant, Lease, Lifetime, Liveness, OwnerDied, ProcessId};
 use store::{Call, Subscription, Topic};
 
-/// Exit status of a keeper that could not start.
-const EXIT_FAILED: u8 = 1;
-
 /// Maximum number of records that are subscribed to: each takes a connection.
 const MOST_SUBSCRIPTIONS: usize = 16;
 
@@ -103,7 +100,8 @@ impl KeeperConfig<'_> {
                 self.record_owner_death();
                 detach::exit_now(0);
             }
-            detach::exit_now(EXIT_FAILED)
+            // Without its thread the keeper could renew nothing.
+            detach::exit_now(1)
         })
     }
 
@@ -420,7 +418,7 @@ enum RenewResult {
 type Known = Option<(Lease, Duration)>;
 
 struct Changes {
-    subscriptions: Vec<Option<Box<dyn Subscription>>>,
+    subscriptions: [Option<Box<dyn Subscription>>; MOST_SUBSCRIPTIONS],
     /// Earliest time of the next subscription, and when a subscription is due; on CLOCK_BOOTTIME.
     earliest: Duration,
     due: Duration,
@@ -428,7 +426,7 @@ struct Changes {
 
 impl Changes {
     fn new(now: Duration) -> Changes {
-        Changes { subscriptions: Vec::new(), earliest: now + SUBSCRIPTION_PAUSE, due: now + SUBSCRIPTION_PAUSE }
+        Changes { subscriptions: Default::default(), earliest: now + SUBSCRIPTION_PAUSE, due: now + SUBSCRIPTION_PAUSE }
     }
 
     fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
@@ -454,11 +452,11 @@ impl Changes {
         for (at, (target, engine)) in
             opened.each().take(MOST_SUBSCRIPTIONS).enumerate().filter(|(_, (_, engine))| notifies(engine))
         {
-            self.subscriptions.resize_with(self.subscriptions.len().max(at + 1), || None);
-            if self.subscriptions[at].is_none() {
-                self.subscriptions[at] = engine.store().subscribe(Call::default(), Topic::Record(&target.name));
-                begun |= self.subscriptions[at].is_some();
-                failed |= self.subscriptions[at].is_none();
+            let subscription = &mut self.subscriptions[at];
+            if subscription.is_none() {
+                *subscription = engine.store().subscribe(Call::default(), Topic::Record(&target.name));
+                begun |= subscription.is_some();
+                failed |= subscription.is_none();
             }
         }
         self.earliest = now + SUBSCRIPTION_PAUSE;

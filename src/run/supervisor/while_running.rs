@@ -9,7 +9,6 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
-use rustix::process::WaitIdStatus;
 
 use crate::exit::Exit;
 use crate::run::child::RunningCommand;
@@ -151,11 +150,11 @@ impl<'a> EventLoop<'a> {
             if let Some(status) = self.command.ended()? {
                 self.tree_outlives_command = self.tree_has_survivors();
                 if !self.tree_outlives_command {
-                    return Ok(self.exit_report(exit_of_status(&status), status.terminating_signal()));
+                    return Ok(self.exit_report(status.exit_status(), status.terminating_signal()));
                 }
             }
             if let Some(signal) = self.killed_before_exec() {
-                return Ok(self.exit_report(Exit::signalled(signal), Some(signal)));
+                return Ok(self.exit_report(None, Some(signal)));
             }
             self.react()?;
         }
@@ -373,8 +372,13 @@ impl<'a> EventLoop<'a> {
         self.command.is_starting().then_some(signal)
     }
 
-    /// `exit` is the status of the command as the shell counts it.
-    fn exit_report(self, exit: Exit, by_signal: Option<i32>) -> ExitReport {
+    /// The command ended with this code or by this signal.
+    fn exit_report(self, code: Option<i32>, by_signal: Option<i32>) -> ExitReport {
+        let exit = match (code, by_signal) {
+            (Some(code), _) => Exit::Code(code as u8),
+            (None, Some(signal)) => Exit::signalled(signal),
+            (None, None) => ErrorKind::Bug.into(),
+        };
         let ran = self.boottime().saturating_sub(self.began).as_millis() as u64;
         let (guarded, report) = (self.guarded, self.report);
         // The signal that ended the command may have reached csalock too, still unread.
@@ -405,13 +409,5 @@ impl<'a> EventLoop<'a> {
             lease_ends: guarded.shared_lease_end.map_or(self.lease.map(|lease| lease.ends), SharedLeaseEnd::load),
             ..report
         }
-    }
-}
-
-fn exit_of_status(status: &WaitIdStatus) -> Exit {
-    match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => Exit::Code(code as u8),
-        (None, Some(signal)) => Exit::signalled(signal),
-        (None, None) => ErrorKind::Bug.into(),
     }
 }
