@@ -156,38 +156,32 @@ impl LockBlock<'_> {
     pub(crate) fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         let record = &self.status.record;
-        self.add(&mut lines, "lock", &escape(&self.lock.display_name));
-        self.add(&mut lines, "store", &escape(self.lock.location.url().as_encoded_bytes()));
+        self.add(&mut lines, "lock", Some(escape(&self.lock.display_name)));
+        self.add(&mut lines, "store", Some(escape(self.lock.location.url().as_encoded_bytes())));
         lines.push(self.state());
         let holders = holders(self.status);
         for (at, holder) in holders.iter().enumerate() {
             let number = if holders.len() > 1 { format!("{} of {}: ", at + 1, holders.len()) } else { String::new() };
             self.add_holder(&mut lines, &number, holder);
         }
-        if let Some(file) = self.file {
-            self.add(&mut lines, "file", &file.to_string());
-        }
-        if let Some(value) = &record.value {
-            self.add(&mut lines, "value", &shown_value(value));
-        }
-        if let Some(job) = &record.job {
-            self.add(&mut lines, "job", &self.job(job));
-        }
-        if !record.waiters.is_empty() {
-            self.add(&mut lines, "waiters", &waiting(self.status).to_string());
-            self.add_rows(&mut lines, "", &self.queue());
-        }
+        self.add(&mut lines, "file", self.file.map(ToString::to_string));
+        self.add(&mut lines, "value", record.value.as_ref().map(shown_value));
+        self.add(&mut lines, "job", record.job.as_ref().map(|job| self.job(job)));
+        self.add(&mut lines, "waiters", (!record.waiters.is_empty()).then(|| waiting(self.status).to_string()));
+        self.add_rows(&mut lines, "", &self.queue());
         self.add_rows(&mut lines, "before", &self.earlier());
         // The holders often are alike; each piece of advice is given once.
         let mut advice: Vec<String> = holders.iter().filter_map(|holder| self.how_to_break(holder)).collect();
         advice.dedup();
-        advice.iter().for_each(|text| self.add(&mut lines, "break", text));
+        advice.into_iter().for_each(|text| self.add(&mut lines, "break", Some(text)));
         lines
     }
 
-    fn add(&self, lines: &mut Vec<String>, name: &str, text: &str) {
+    /// Adds the lines of a fact; none without a text.
+    fn add(&self, lines: &mut Vec<String>, name: &str, text: Option<String>) {
+        let Some(text) = text else { return };
         let width = self.style.width.map_or(usize::MAX, |width| width.saturating_sub(MARGIN).max(1));
-        self.add_rows(lines, name, &wrapped(text, width));
+        self.add_rows(lines, name, &wrapped(&text, width));
     }
 
     fn add_rows(&self, lines: &mut Vec<String>, name: &str, rows: &[String]) {
@@ -241,17 +235,13 @@ impl LockBlock<'_> {
             Some(_) => format!("user {} on {}", shown_user(owner.uid), escape(owner.host.as_bytes())),
             None => self.reporter.party(owner),
         };
-        self.add(lines, "holder", &format!("{number}{who}{slot}{condition}"));
-        self.add(lines, "command", &escape(&owner.command));
-        if let Some(label) = &owner.label {
-            self.add(lines, "label", &escape(label));
-        }
-        if let Some(id) = &grant.claim {
-            self.add(lines, "claim", &format!("id {}", escape(id)));
-        }
         let since = self.reporter.time(grant.since);
-        self.add(lines, "since", &format!("{since}, for {}", self.reporter.age(grant.since)));
-        self.add(lines, "until", &self.until(holder));
+        self.add(lines, "holder", Some(format!("{number}{who}{slot}{condition}")));
+        self.add(lines, "command", Some(escape(&owner.command)));
+        self.add(lines, "label", owner.label.as_deref().map(escape));
+        self.add(lines, "claim", grant.claim.as_ref().map(|id| format!("id {}", escape(id))));
+        self.add(lines, "since", Some(format!("{since}, for {}", self.reporter.age(grant.since))));
+        self.add(lines, "until", Some(self.until(holder)));
     }
 
     fn until(&self, (grant, standing): &Holder<'_>) -> String {

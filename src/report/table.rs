@@ -1,6 +1,7 @@
 //! Tables: columns as wide as their cells, which shrink or go on a terminal that is too narrow; and lines of text that
 //! fit into a terminal.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
@@ -84,12 +85,11 @@ impl Table {
         let mut widths: Vec<_> = all.map(|(at, column)| (omitted != Some(at)).then_some(column.width)).collect();
         let limit = self.style.width.unwrap_or(usize::MAX);
         let gap = if total(&widths, GAP) <= limit { GAP } else { 1 };
-        let shrunk = |column: &Column, width: usize| column.least.map_or(width, |least| width.min(least));
         let all = widths.iter().zip(&self.columns);
-        let mut least: Vec<_> = all.map(|(width, column)| width.map(|width| shrunk(column, width))).collect();
-        let all = (0..).zip(&self.columns);
-        let mut ranked: Vec<_> = all.filter_map(|(at, column)| Some((column.rank?, at))).collect();
-        ranked.sort_unstable();
+        let least = all.map(|(width, column)| width.map(|width| width.min(column.least.unwrap_or(width))));
+        let mut least: Vec<Option<usize>> = least.collect();
+        let ranked = (0..).zip(&self.columns).filter_map(|(at, column)| Some((column.rank?, at)));
+        let ranked: BTreeSet<(usize, usize)> = ranked.collect();
         for (_, at) in ranked {
             if total(&least, gap) > limit {
                 (widths[at], least[at]) = (None, None);

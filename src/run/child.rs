@@ -105,7 +105,7 @@ impl<'a> SleepingChild<'a> {
     /// If the child has ended already, this succeeds, and its status is that of the command. If it fails, the child is killed.
     pub fn start(self, numbers: GrantNumbers, files: &[impl AsFd]) -> Result<RunningCommand> {
         for file in files {
-            // Any length but that of the numbers: those are the start.
+            // The numbers of the grant, which are the start, have another length.
             self.send(b"F", &[file.as_fd()])?;
         }
         self.send(&numbers.encode(), &[])?;

@@ -117,21 +117,20 @@ impl<'a> Supervisor<'a> {
 
     /// Starts the keeper, if the locks need one, before the command: no command runs without its keeper.
     fn start_keeper(&self, keeper: Option<&Keeper<'_>>, grants: &[Grant]) -> Result<()> {
-        if let (Some(keeper), Some(shared_lease_end)) = (keeper, self.guarded.shared_lease_end) {
-            shared_lease_end.store(self.opened.lease_ends(grants));
-            if !keeper.ensure_running() {
-                let what = "the process that renews its lease could not start, so the command was not run";
-                let hint = "see the limit of processes (ulimit -u) and the free memory, then try again";
-                return Err(Error::new(ErrorKind::System, what, hint));
-            }
-            // A command whose time is over would have to end before it starts.
-            let span = self.guarded.limits.ttl.unwrap_or(self.guarded.context.lease());
-            let ends = shared_lease_end.load().unwrap_or(Duration::MAX);
-            let last_start = LeaseSchedule { ends, span }.last_start();
-            if last_start <= self.guarded.context.host.boottime() {
-                let what = "its lease was over before the command could begin; it was not run";
-                return Err(Error::new(ErrorKind::Lost, what, "try again"));
-            }
+        let (Some(keeper), Some(shared_lease_end)) = (keeper, self.guarded.shared_lease_end) else { return Ok(()) };
+        shared_lease_end.store(self.opened.lease_ends(grants));
+        if !keeper.ensure_running() {
+            let what = "the process that renews its lease could not start, so the command was not run";
+            let hint = "see the limit of processes (ulimit -u) and the free memory, then try again";
+            return Err(Error::new(ErrorKind::System, what, hint));
+        }
+        // A command whose time is over would have to end before it starts.
+        let span = self.guarded.limits.ttl.unwrap_or(self.guarded.context.lease());
+        let ends = shared_lease_end.load().unwrap_or(Duration::MAX);
+        let last_start = LeaseSchedule { ends, span }.last_start();
+        if last_start <= self.guarded.context.host.boottime() {
+            let what = "its lease was over before the command could begin; it was not run";
+            return Err(Error::new(ErrorKind::Lost, what, "try again"));
         }
         Ok(())
     }
