@@ -93,19 +93,14 @@ fn report_failure(context: &Context, command: &Command, error: &anyhow::Error) -
 }
 
 fn print_document(context: &Context, names: &[OsString], error: &anyhow::Error, exit: Exit) -> anyhow::Result<()> {
+    let known = error.chain().find_map(|cause| cause.downcast_ref::<Error>());
+    let hint = known.map(Error::hint).unwrap_or_default();
     let text = format!("{error:#}");
-    let refusal = match error.chain().find_map(|cause| cause.downcast_ref::<Error>()) {
-        Some(known) => {
-            let hint = known.hint();
-            let message = text.strip_suffix(hint).and_then(|text| text.strip_suffix("; ")).unwrap_or(&text);
-            RefusalReport::new(known.kind(), message, hint)
-        }
-        None => RefusalReport::new(kind_of(error), text, ""),
-    };
-    let refusal = match names {
-        [name] => refusal.about(name.as_bytes()),
-        _ => refusal,
-    };
+    let message = text.strip_suffix(hint).and_then(|text| text.strip_suffix("; ")).unwrap_or(&text);
+    let mut refusal = RefusalReport::new(kind_of(error), message, hint);
+    if let [name] = names {
+        refusal = refusal.about(name.as_bytes());
+    }
     // If stdout is what failed, it has no reader or no space.
     print_before(context, Duration::ZERO, &json_line(&refusal.json(exit, None)))
 }

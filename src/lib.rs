@@ -6,7 +6,6 @@ pub mod cli;
 pub mod command;
 pub mod exit;
 pub mod glob;
-mod report;
 pub mod run;
 pub mod terminal;
 #[cfg(any(test, fuzzing))]

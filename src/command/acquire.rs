@@ -82,12 +82,12 @@ impl<'a> Acquisition<'a> {
         }
         let mut progress = WaitProgress::new(&self.context.common, self.locks_file);
         let mut ends: Option<Vec<HolderEnd<'_>>> = None;
-        let ended =
-            acquire_all(&opened.lock_refs(), request, &self.rest(), Some(self.interrupt), &mut |at, waiting| {
-                let (lock, reporter) = ((opened.target(at), opened.engine(at)), Reporter::new(opened.engine(at)));
-                let replace = self.end_holders(&mut ends, lock, request, waiting);
-                progress.update(lock.0, &reporter, waiting).into_iter().chain(replace).min()
-            })?;
+        let policy = self.rest();
+        let ended = acquire_all(&opened.lock_refs(), request, &policy, Some(self.interrupt), &mut |at, waiting| {
+            let (target, engine) = (opened.target(at), opened.engine(at));
+            let replace = self.end_holders(&mut ends, (target, engine), request, waiting);
+            progress.update(target, engine, waiting).into_iter().chain(replace).min()
+        })?;
         if matches!(ended, AcquireResult::Granted(..)) {
             ends.into_iter().flatten().for_each(HolderEnd::tell_of_remaining);
             created.into_iter().for_each(|store| self.tell_created(store));
@@ -124,9 +124,9 @@ impl<'a> Acquisition<'a> {
         opened: &OpenLockSet<'_>,
         work: &mut dyn FnMut(&Engine) -> Result<T>,
     ) -> Result<Option<T>> {
-        let (target, engine, reporter) = (opened.target(0), opened.engine(0), Reporter::new(opened.engine(0)));
+        let (target, engine) = (opened.target(0), opened.engine(0));
         let mut progress = WaitProgress::new(&self.context.common, false);
-        let mut on_wait = |waiting: &Progress<'_>| progress.update(target, &reporter, waiting);
+        let mut on_wait = |waiting: &Progress<'_>| progress.update(target, engine, waiting);
         engine.outlast_outages(&target.name, &self.rest(), Some(self.interrupt), &mut on_wait, work)
     }
 
@@ -166,10 +166,10 @@ impl<'a> Acquisition<'a> {
         value: &ValueWrite<'_>,
         request: &AcquireRequest,
     ) -> Result<WriteResult> {
-        let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(&self.context.common, false));
+        let mut progress = WaitProgress::new(&self.context.common, false);
         let is_new = is_created_by_xdg(&target.location);
         let written = engine.write(&target.name, value, request, &self.policy, Some(self.interrupt), &mut |waiting| {
-            progress.update(target, &reporter, waiting)
+            progress.update(target, engine, waiting)
         });
         if is_new && matches!(written, Ok(WriteResult::Done(Ok(_)))) {
             self.tell_created(&target.location);
@@ -295,11 +295,11 @@ pub(super) fn report_taken(
     if !common.verbose {
         return;
     }
-    for (at, ((target, _), grant)) in opened.each().zip(grants).enumerate() {
+    for ((target, engine), grant) in opened.each().zip(grants) {
         let (name, token) = (escape(&target.display_name), grant.token.unwrap_or_default());
         let details = owner.map(|owner| {
             let (store, command) = (escape(target.location.url().as_bytes()), escape(&owner.command));
-            match Reporter::new(opened.engine(at)).owner(owner) {
+            match Reporter::new(engine).owner(owner) {
                 Some(process) => format!(", owner pid {} ({command}), store {store}", process.pid),
                 None => format!(", no owner, store {store}"),
             }

@@ -190,20 +190,19 @@ fn id_of(context: &Context, name: &OsStr) -> anyhow::Result<Exit> {
 
 fn tell_names(context: &Context, id: &[u8]) -> anyhow::Result<Exit> {
     let (names, unreadable) = names_of(context, id)?;
-    let exit = match unreadable.last() {
-        Some(error) => Exit::from(error.kind()),
-        None if names.is_empty() => ErrorKind::NotHeld.into(),
-        None => Exit::Done,
-    };
-    match (context.common.json, unreadable.last()) {
-        (true, Some(error)) if names.is_empty() => {
-            return context.common.refuse(&RefusalReport::from(error), exit, None);
-        }
-        (true, _) if !names.is_empty() => print_json(&json::names_of(id, &names, &unreadable))?,
-        _ => names.iter().try_for_each(|name| print(format!("{}\n", escape(name))))?,
-    }
+    let exit = unreadable.last().map_or(Exit::Done, |error| error.kind().into());
     if names.is_empty() {
-        return context.common.refuse(&nothing_claimed(id), exit, None);
+        // People have been told of the records that cannot be read.
+        let refusal = match unreadable.last() {
+            Some(error) if context.common.json => RefusalReport::from(error),
+            _ => nothing_claimed(id),
+        };
+        return context.common.refuse(&refusal, exit.or(ErrorKind::NotHeld), None);
+    }
+    if context.common.json {
+        print_json(&json::names_of(id, &names, &unreadable))?;
+    } else {
+        names.iter().try_for_each(|name| print(format!("{}\n", escape(name))))?;
     }
     Ok(exit)
 }

@@ -145,10 +145,11 @@ impl Context {
         let mut inspect = |engine: &Engine| engine.inspect(&target.name);
         let status = engine.outlast_outages(&target.name, &policy, None, &mut |_| None, &mut inspect)?;
         let Some(status) = status else { return Ok(false) };
-        let is_narrow = |taking: &Taking| status.record.slots.is_none_or(|slots| taking.slots >= Some(slots));
-        let fits = |grant: &Grant| {
-            let is_wanted = |taking: &Taking| grant.mode == taking.mode() && is_narrow(taking);
-            grant.mode == Mode::Exclusive || taking.is_none_or(is_wanted)
+        let fits = |grant: &Grant| match taking {
+            Some(taking) if grant.mode != Mode::Exclusive => {
+                grant.mode == taking.mode() && status.record.slots.is_none_or(|slots| taking.slots >= Some(slots))
+            }
+            _ => true,
         };
         let mut holders = status.record.holders.iter().zip(&status.holders);
         Ok(holders.any(|(grant, holds)| holds.holds() && around.contains(&grant.proof) && fits(grant)))

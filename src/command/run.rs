@@ -38,15 +38,15 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     if locks.all.is_empty() {
         return Err(command_line.replace_process().into());
     }
-    let flock_compat = FlockCompat::of(context, options, &locks)?;
     let handle = context.new_handle()?;
+    let flock_compat = FlockCompat::of(context, options, &locks, handle.proof())?;
     // It is never dropped: the kernel closes its descriptors at the end of the process.
     let signals = ManuallyDrop::new(Signals::listen()?);
     if let Some(exit) = supervise_in_child(options.tree, &signals)? {
         return Ok(exit);
     }
     let this = context.host.this_process()?;
-    let recurring = Recurring::of(context, options);
+    let recurring = Recurring::of(context, options, &locks.all[0], handle.proof());
     let mut guarded = GuardedCommand {
         context,
         locks: &locks,
@@ -220,7 +220,7 @@ fn run_supervised(call: &RunCall<'_>, child: SleepingChild<'_>, opened: &OpenLoc
         && !ended.as_ref().is_ok_and(|exit| exit.code() == 0)
     {
         // If that fails, the next call says it.
-        let _ = recurring.give_up(opened.engine(0), opened, call.guarded.handle.proof());
+        let _ = recurring.give_up(opened.engine(0));
     }
     Ok(ended?)
 }
@@ -258,7 +258,7 @@ impl RunCall<'_> {
         let request = self.request(lease.is_some())?;
         let acquisition = self.acquisition(child, lease);
         if let Some(recurring) = self.recurring {
-            match acquisition.outlast_outages(opened, &mut |engine| recurring.is_done(engine, opened))? {
+            match acquisition.outlast_outages(opened, &mut |engine| recurring.is_done(engine))? {
                 Some(false) => {}
                 Some(true) => return Ok(ControlFlow::Break(Exit::Done)),
                 None => return Ok(ControlFlow::Break(self.interrupted(child)?)),
@@ -269,7 +269,7 @@ impl RunCall<'_> {
             AcquireResult::Interrupted => return Ok(ControlFlow::Break(self.interrupted(child)?)),
             ended => {
                 let exit = match self.recurring {
-                    Some(recurring) => recurring.refused(&acquisition, opened, &ended, self.guarded.handle.proof()),
+                    Some(recurring) => recurring.refused(&acquisition, opened, &ended),
                     None => acquisition.end(opened, &ended),
                 };
                 return exit.map(ControlFlow::Break);
@@ -300,15 +300,14 @@ impl RunCall<'_> {
     ) -> Result<ControlFlow<Exit, Held>> {
         let mut files = Vec::new();
         if let Some(flock_compat) = self.flock_compat {
-            match flock_compat.take(self.guarded, opened, acquisition, &mut grants, events)? {
+            match flock_compat.take(opened, acquisition, &mut grants, events)? {
                 ControlFlow::Continue(locked) => files = locked,
                 ControlFlow::Break(exit) => return Ok(ControlFlow::Break(exit)),
             }
         }
         report_taken(&self.context.common, opened, &grants, evicted, None);
         if let Some(recurring) = self.recurring {
-            let proof = self.guarded.handle.proof();
-            match acquisition.outlast_outages(opened, &mut |engine| recurring.begin(engine, opened, proof))? {
+            match acquisition.outlast_outages(opened, &mut |engine| recurring.begin(engine))? {
                 Some(None) => {}
                 Some(Some(exit)) => return Ok(ControlFlow::Break(exit)),
                 None => return Ok(ControlFlow::Break(self.interrupted(events.0)?)),

@@ -110,13 +110,14 @@ impl<'a> Page<'a> {
     fn add_store(&mut self, store: &Location) -> Result<Exit> {
         let before = self.found;
         let exit = self.select(Some(store))?;
-        match self.options.names.as_slice() {
-            [] if self.found == before => self.tell_empty(store, ""),
-            // Another store may have it.
-            [_, ..] if self.found == before => return Ok(Exit::Done),
-            _ => {}
+        if self.found > before {
+            return Ok(exit);
         }
-        Ok(exit)
+        if self.options.names.is_empty() {
+            self.tell_empty(store, "");
+        }
+        // Another store may have the named locks.
+        Ok(Exit::Done)
     }
 
     /// Begins a table, and adds the locks that the arguments select, or, of one `store` of several, those whose names or

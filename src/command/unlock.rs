@@ -17,7 +17,7 @@ use engine::{Broken, Engine, WaitPolicy};
 use host::ThisProcess;
 use lock::duration::Backoff;
 use lock::error::{Error, ErrorKind, Result};
-use lock::name::escape;
+use lock::name::{escape, shell_quote};
 use lock::{
     AskToEnd, EndReason, EndRequest, EndedGrant, Grant, HandleHash, Lifetime, Liveness, NotHolder, Owner, Release,
     Standing,
@@ -65,16 +65,9 @@ pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
         } else {
             release(context, options, &this, engine, target, *proof)
         };
-        let freed = match response {
-            Err(error) if options.force && options.all && error.is_of_one_record() => {
-                pass_over(context, &error, &mut results);
-                results.exit = error.kind().into();
-                continue;
-            }
-            response => response?,
-        };
-        match freed {
-            Ok(freed) => {
+        let breaks_all = options.force && options.all;
+        match response {
+            Ok(Ok(freed)) => {
                 results.add(|| {
                     let document = json::outcome(&target.display_name, freed.result, &freed.grants, &reporter);
                     document.with_some("kept_in", freed.kept_in.as_deref())
@@ -83,15 +76,19 @@ pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
                     tell(context, target, &freed, &reporter)?;
                 }
             }
-            Err(not_holder) => {
-                // The holder may have released the lock before it could be broken.
-                if options.force && options.all {
-                    results.add(|| json::not_done(&target.display_name, &not_holder.holders, None, &reporter));
-                } else {
-                    let refusal = refused(context, options, target, &reporter, &not_holder);
-                    results.refuse(target, &refusal, &reporter);
-                }
+            // The holder may have released the lock before it could be broken.
+            Ok(Err(not_holder)) if breaks_all => {
+                results.add(|| json::not_done(&target.display_name, &not_holder.holders, None, &reporter));
             }
+            Ok(Err(not_holder)) => {
+                let refusal = refused(context, options, target, &reporter, &not_holder);
+                results.refuse(target, &refusal, &reporter);
+            }
+            Err(error) if breaks_all && error.is_of_one_record() => {
+                pass_over(context, &error, &mut results);
+                results.exit = error.kind().into();
+            }
+            Err(error) => return Err(error.into()),
         }
     }
     results.print()
@@ -398,21 +395,19 @@ fn everything_owned(
                     return Ok(());
                 }
             };
-            let is_mine = |at: usize, grant: &Grant| {
-                credentials.proof == Some(grant.proof)
-                    || (credentials.space.contains(&grant.owner.domain)
-                        && !under.contains(&grant.proof)
-                        && status.owners[at].is_some_and(|owner| credentials.owners.contains(&owner)))
-            };
-            for (_, grant) in status.record.holders.iter().enumerate().filter(|(at, grant)| is_mine(*at, grant)) {
-                let name = status.record.name.clone();
-                let display_name = directory.as_ref().map_or_else(
-                    || name.clone(),
-                    |directory| directory.join(OsStr::from_bytes(&name)).into_os_string().into_vec(),
-                );
-                let shell_arg = lock::name::shell_quote(&display_name);
-                targets
-                    .push((LockRef { location: location.clone(), name, display_name, shell_arg }, Some(grant.proof)));
+            for (grant, owner) in status.record.holders.iter().zip(&status.owners) {
+                let is_owned = credentials.space.contains(&grant.owner.domain)
+                    && !under.contains(&grant.proof)
+                    && owner.is_some_and(|owner| credentials.owners.contains(&owner));
+                if !is_owned && credentials.proof != Some(grant.proof) {
+                    continue;
+                }
+                let mut target = LockRef::in_store(&location, status.record.name.clone());
+                if let Some(directory) = &directory {
+                    target.display_name = directory.join(OsStr::from_bytes(&target.name)).into_os_string().into_vec();
+                    target.shell_arg = shell_quote(&target.display_name);
+                }
+                targets.push((target, Some(grant.proof)));
             }
             Ok(())
         })?;

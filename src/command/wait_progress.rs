@@ -18,7 +18,7 @@ use super::context::{LockRef, eprint_line};
 use crate::cli::Common;
 use crate::report::{Reporter, cut};
 use crate::terminal;
-use engine::Progress;
+use engine::{Engine, Progress};
 use host::signals::{self, SigtstpHandler};
 use lock::Grant;
 use lock::duration::shown as span;
@@ -47,13 +47,8 @@ impl<'a> WaitProgress<'a> {
     }
 
     /// Reports the wait for `target` whenever it starts or goes on; see [`engine::acquire_all`].
-    pub(super) fn update(
-        &mut self,
-        target: &LockRef,
-        reporter: &Reporter<'_>,
-        waiting: &Progress<'_>,
-    ) -> Option<Duration> {
-        let stderr = std::io::stderr();
+    pub(super) fn update(&mut self, target: &LockRef, engine: &Engine, waiting: &Progress<'_>) -> Option<Duration> {
+        let (reporter, stderr) = (&Reporter::new(engine), std::io::stderr());
         let watched = !self.common.quiet && stderr.is_terminal();
         if watched && !self.told && terminal::would_get_sigttou(&stderr) {
             // If we were stopped, all waiters behind us would wait. The report can wait until we are in the foreground.

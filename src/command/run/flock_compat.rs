@@ -19,7 +19,6 @@ use crate::exit::Exit;
 use crate::report::{locked_by, lost_while_waiting};
 use crate::run::child::SleepingChild;
 use crate::run::flock::{Flock, FlockWait, Flocked};
-use crate::run::guarded_command::GuardedCommand;
 use engine::lease_schedule::{renewal_pause, retry_pause};
 use engine::{LockSet, OpenLockSet};
 use host::{FileLock, WakeSocket, command_of, file_locks};
@@ -30,14 +29,20 @@ use lock::{Grant, HandleHash, RenewGrant};
 pub(super) struct FlockCompat<'a> {
     context: &'a Context,
     options: &'a Run,
-    /// Each file, with the index of the lock that it belongs to.
-    files: Vec<(PathBuf, usize)>,
-    kinds: Vec<FileLock>,
+    /// Each file, with the index of the lock that it belongs to, and the kind of lock.
+    files: Vec<(PathBuf, usize, FileLock)>,
+    /// Of the grants.
+    proof: HandleHash,
 }
 
 impl<'a> FlockCompat<'a> {
     /// `None` without these options. Among several names, only those that are paths have files.
-    pub(super) fn of(context: &'a Context, options: &'a Run, targets: &LockSet) -> Result<Option<FlockCompat<'a>>> {
+    pub(super) fn of(
+        context: &'a Context,
+        options: &'a Run,
+        targets: &LockSet,
+        proof: HandleHash,
+    ) -> Result<Option<FlockCompat<'a>>> {
         let given = [(options.flock, FileLock::Flock), (options.fcntl, FileLock::Fcntl)];
         let kinds: Vec<FileLock> = given.into_iter().filter_map(|(given, kind)| given.then_some(kind)).collect();
         let Some(first) = kinds.first() else { return Ok(None) };
@@ -57,18 +62,14 @@ impl<'a> FlockCompat<'a> {
             let what = format!("--fcntl locks a file, and {} is a directory", escape_path(directory));
             return Err(Error::invalid(what, "name a file in it, or use --flock"));
         }
-        Ok(Some(FlockCompat { context, options, files, kinds }))
-    }
-
-    fn each(&self) -> impl Iterator<Item = (&Path, usize, FileLock)> {
-        self.files.iter().flat_map(|(file, at)| self.kinds.iter().map(|kind| (file.as_path(), *at, *kind)))
+        let each = files.iter().flat_map(|(file, at)| kinds.iter().map(|kind| (file.clone(), *at, *kind)));
+        Ok(Some(FlockCompat { context, options, files: each.collect(), proof }))
     }
 
     /// Locks the files for the command to inherit, within the timeout of the acquisition. Breaks off with an exit if that
     /// fails. Renews the grants meanwhile.
     pub(super) fn take(
         &self,
-        guarded: &GuardedCommand<'_>,
         opened: &OpenLockSet<'_>,
         acquisition: &Acquisition<'_>,
         grants: &mut [Grant],
@@ -76,9 +77,8 @@ impl<'a> FlockCompat<'a> {
     ) -> Result<ControlFlow<Exit, Vec<Flock>>> {
         let policy = &acquisition.policy;
         let until = policy.limit.map(|_| acquisition.until());
-        let proof = guarded.handle.proof();
         let mut held: Vec<Flock> = Vec::new();
-        for (file, at, kind) in self.each() {
+        for &(ref file, at, kind) in &self.files {
             let target = opened.target(at);
             // Two names may mean one file; a second lock on it would wait for ourselves.
             if held.iter().any(|flock| flock.is_of(kind, file)) {
@@ -89,16 +89,16 @@ impl<'a> FlockCompat<'a> {
                 if !std::mem::replace(&mut told, true) {
                     self.tell_of_wait(target, kind, file);
                 }
-                self.keep_waiting(opened, proof, grants)
+                self.keep_waiting(opened, grants)
             };
             let mut wait = FlockWait {
                 host: self.context.host.as_ref(),
-                signals: guarded.signals,
+                signals: acquisition.signals,
                 child,
                 until,
                 on_tick: &mut look,
                 wake_socket,
-                is_lost: &|| is_lost(opened, proof),
+                is_lost: &|| is_lost(opened, self.proof),
             };
             let wait = (!policy.is_none()).then_some(&mut wait);
             match Flock::take(kind, file, mode, wait)? {
@@ -112,7 +112,7 @@ impl<'a> FlockCompat<'a> {
                 }
             }
             if told {
-                self.keep(opened, proof, grants)?;
+                self.keep(opened, grants)?;
             }
         }
         Ok(ControlFlow::Continue(held))
@@ -137,14 +137,9 @@ impl<'a> FlockCompat<'a> {
 
     /// Keeps the locks during the wait for a file until the next call is due, in the time that this returns. A silent
     /// store is asked again while the leases last.
-    fn keep_waiting(
-        &self,
-        opened: &OpenLockSet<'_>,
-        proof: HandleHash,
-        grants: &mut [Grant],
-    ) -> Result<Option<Duration>> {
+    fn keep_waiting(&self, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<Option<Duration>> {
         let span = self.options.taking.ttl.unwrap_or(self.context.lease());
-        let kept = self.keep(opened, proof, grants);
+        let kept = self.keep(opened, grants);
         let lasts = || opened.lease_ends(grants).is_some_and(|ends| self.context.host.boottime() < ends);
         match kept {
             Err(error) if error.kind() == ErrorKind::Unavailable && lasts() => Ok(Some(retry_pause(span))),
@@ -154,9 +149,9 @@ impl<'a> FlockCompat<'a> {
 
     /// Keeps the locks while we wait for a file; a time limit, and the time for which the locks count as held, start only
     /// when the wait is over. Updates the grants, and returns true if they have a lease.
-    fn keep(&self, opened: &OpenLockSet<'_>, proof: HandleHash, grants: &mut [Grant]) -> Result<bool> {
+    fn keep(&self, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<bool> {
         for ((target, engine), grant) in opened.each().zip(&mut *grants) {
-            let credentials = engine.by_proof(proof)?;
+            let credentials = engine.by_proof(self.proof)?;
             let lifetime =
                 engine.start(&engine.lifetime_in_store(engine.needs_leases(), &self.options.taking.lifetime()))?;
             match engine.apply(&target.name, &RenewGrant { credentials, lifetime, begins: true })? {

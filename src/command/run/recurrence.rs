@@ -9,7 +9,7 @@ use jiff::tz::TimeZone;
 
 use crate::cli::{Period, Recurrence, Run};
 use crate::command::acquire::{Acquisition, TO_LOOK};
-use crate::command::context::{Context, eprint_line};
+use crate::command::context::{Context, LockRef, eprint_line};
 use crate::exit::Exit;
 use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, in_future, millis_of, name_and_store, overdue};
 use engine::environment::LocalZone;
@@ -28,11 +28,14 @@ const TO_GIVE_UP: Duration = Duration::from_secs(10);
 pub(super) struct Recurring<'a> {
     context: &'a Context,
     options: &'a Run,
+    target: &'a LockRef,
+    proof: HandleHash,
 }
 
 impl<'a> Recurring<'a> {
-    pub(super) fn of(context: &'a Context, options: &'a Run) -> Option<Recurring<'a>> {
-        (options.recurrence != Recurrence::default()).then_some(Recurring { context, options })
+    /// The job has one lock, whose grant has this proof.
+    pub(super) fn of(context: &'a Context, options: &'a Run, target: &'a LockRef, proof: HandleHash) -> Option<Self> {
+        (options.recurrence != Recurrence::default()).then_some(Recurring { context, options, target, proof })
     }
 
     pub(super) fn has_slots(&self) -> bool {
@@ -45,11 +48,11 @@ impl<'a> Recurring<'a> {
     }
 
     /// The lock of a job that has succeeded in this slot need not be acquired.
-    pub(super) fn is_done(&self, engine: &Engine, opened: &OpenLockSet<'_>) -> Result<bool> {
+    pub(super) fn is_done(&self, engine: &Engine) -> Result<bool> {
         if !self.has_slots() {
             return Ok(false);
         }
-        let job = engine.record(&opened.target(0).name)?.job;
+        let job = engine.record(&self.target.name)?.job;
         let Some(job) = job.filter(|job| job.success.as_ref().is_some_and(|success| success.slot.is_some())) else {
             return Ok(false);
         };
@@ -58,16 +61,16 @@ impl<'a> Recurring<'a> {
         let is_done = success.slot >= self.slot(now);
         if is_done {
             engine.settle()?;
-            self.tell_done(opened, &success);
+            self.tell_done(&success);
         }
         Ok(is_done)
     }
 
-    /// Begins the run under the grant with this handle, or returns the exit of csalock if the command must not run.
-    pub(super) fn begin(&self, engine: &Engine, opened: &OpenLockSet<'_>, proof: HandleHash) -> Result<Option<Exit>> {
-        let (target, recurrence, now) = (opened.target(0), &self.options.recurrence, engine.time()?);
+    /// Begins the run under the grant, or returns the exit of csalock if the command must not run.
+    pub(super) fn begin(&self, engine: &Engine) -> Result<Option<Exit>> {
+        let (target, recurrence, now) = (self.target, &self.options.recurrence, engine.time()?);
         let request = BeginRun {
-            credentials: engine.by_proof(proof)?,
+            credentials: engine.by_proof(self.proof)?,
             slot: self.slot(now),
             most: self.most(),
             pause: recurrence.retry_after.map(millis).unwrap_or_default(),
@@ -81,19 +84,19 @@ impl<'a> Recurring<'a> {
                 self.context.common.note(&format!("lock {lock}: {success}; the job runs"));
                 return Ok(None);
             }
-            Ok(RunStart::Done(success)) => self.tell_done(opened, &success),
+            Ok(RunStart::Done(success)) => self.tell_done(&success),
             Ok(RunStart::UsedUp(runs)) => {
-                if !self.give_up(engine, opened, proof)? {
+                if !self.give_up(engine)? {
                     let runs = if runs == 1 { "one run".to_string() } else { format!("{runs} runs") };
-                    self.tell(opened, &format!("its job has not succeeded in this slot after {runs}"));
+                    self.tell(&format!("its job has not succeeded in this slot after {runs}"));
                 }
             }
             Ok(RunStart::TooEarly(began, next)) => {
                 let [began, next] = [began, next].map(|at| Zone::Local.full(Duration::from_millis(at)));
-                self.tell(opened, &format!("its last run in this slot began at {began}, and the next may at {next}"));
+                self.tell(&format!("its last run in this slot began at {began}, and the next may at {next}"));
             }
             Err(not_holder) => {
-                let reporter = Reporter::new(opened.engine(0));
+                let reporter = Reporter::new(engine);
                 let refusal = RefusedLock::new(target, &reporter).not_holder(&not_holder);
                 self.context.common.note(&refusal.to_string());
                 return Ok(Some(ErrorKind::Lost.into()));
@@ -108,17 +111,17 @@ impl<'a> Recurring<'a> {
 
     /// Says that all runs of the slot have failed, unless a caller has said so. The exit code does not tell it, so
     /// `--quiet` does not hide it: cron(8) mails it once. Returns true if this caller has said it.
-    pub(super) fn give_up(&self, engine: &Engine, opened: &OpenLockSet<'_>, by: HandleHash) -> Result<bool> {
-        let (target, most) = (opened.target(0), self.most());
+    pub(super) fn give_up(&self, engine: &Engine) -> Result<bool> {
+        let (by, most) = (self.proof, self.most());
         if !self.has_slots() || most == Runs::UNLIMITED {
             return Ok(false);
         }
         // The command has ended, and the exit of csalock must not wait for a store that does not answer.
         let engine = engine.during(Call { until: Some(engine.host().boottime() + TO_GIVE_UP), ..engine.call() });
-        let Some(runs) = engine.apply(&target.name, &GiveUp { by, most, now: millis(engine.time()?) })? else {
+        let Some(runs) = engine.apply(&self.target.name, &GiveUp { by, most, now: millis(engine.time()?) })? else {
             return Ok(false);
         };
-        let lock = name_and_store(target);
+        let lock = name_and_store(self.target);
         let runs = if runs == 1 { "the only run".to_string() } else { format!("all {runs} runs") };
         eprint_line(&format!(
             "lock {lock}: {runs} of its job in this slot failed, so it does not run again before the next slot; to run it \
@@ -133,18 +136,17 @@ impl<'a> Recurring<'a> {
         acquisition: &Acquisition<'_>,
         opened: &OpenLockSet<'_>,
         result: &AcquireResult,
-        by: HandleHash,
     ) -> anyhow::Result<Exit> {
         let (AcquireResult::Refused(_, refusal @ (Refusal::Busy(_) | Refusal::Replaced(_))), Some(most)) =
             (result, self.options.recurrence.overdue)
         else {
             return acquisition.end(opened, result);
         };
-        let (engine, target, reporter) = (opened.engine(0), opened.target(0), Reporter::new(opened.engine(0)));
+        let (engine, target, reporter) = (opened.engine(0), self.target, Reporter::new(opened.engine(0)));
         // The wait is over.
         let engine = engine.during(Call::until(engine.host().boottime() + TO_LOOK));
         let now = engine.time()?;
-        let complain = Complain { by, span: millis(most), now: millis(now) };
+        let complain = Complain { by: self.proof, span: millis(most), now: millis(now) };
         if engine.apply(&target.name, &complain)? != Complaint::Due {
             return Ok(Exit::Done);
         }
@@ -158,18 +160,15 @@ impl<'a> Recurring<'a> {
         Ok(refusal.kind.into())
     }
 
-    fn tell_done(&self, opened: &OpenLockSet<'_>, success: &Success) {
+    fn tell_done(&self, success: &Success) {
         let host = lock::name::escape(success.host.as_bytes());
         let at = Zone::Local.full(Duration::from_millis(success.at));
-        self.tell(opened, &format!("its job has succeeded on {host} at {at}, in this slot"));
+        self.tell(&format!("its job has succeeded on {host} at {at}, in this slot"));
     }
 
     /// Says why the command is not run.
-    fn tell(&self, opened: &OpenLockSet<'_>, why: &str) {
-        if self.context.common.verbose {
-            let lock = name_and_store(opened.target(0));
-            self.context.common.note(&format!("lock {lock}: {why}; nothing was run"));
-        }
+    fn tell(&self, why: &str) {
+        self.context.common.note_step(|| format!("lock {}: {why}; nothing was run", name_and_store(self.target)));
     }
 }
 
