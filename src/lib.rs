@@ -6,6 +6,7 @@ pub mod cli;
 pub mod command;
 pub mod exit;
 pub mod glob;
+mod report;
 pub mod run;
 pub mod terminal;
 #[cfg(any(test, fuzzing))]
