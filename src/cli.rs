@@ -124,6 +124,12 @@ impl Cli {
         if cli.common.quiet && cli.common.verbose {
             return Err(conflict("--verbose", "--quiet"));
         }
+        if let Command::Status(Status { names_only, watch, .. }) = &cli.command
+            && cli.common.json
+            && (*names_only || *watch)
+        {
+            return Err(conflict("--json", if *watch { "--watch" } else { "--names-only" }));
+        }
         if let Command::Run(run) = &mut cli.command {
             run.expand().map_err(|option| conflict("--busy skip", option))?;
         }

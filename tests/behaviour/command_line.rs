@@ -251,6 +251,10 @@ fn usage_errors_look_like_all_other_errors() {
         (&["run", "--json", "x", "true"], "run has no result of its own that could be JSON; leave --json out"),
     ]);
     let sandbox = Sandbox::new(Kind::Directory);
+    for (option, name) in [("-1", "--names-only"), ("-W", "--watch")] {
+        let refused = sandbox.csalock(["--json", "status", option]).capture();
+        assert!(refused.code == Some(64) && refused.stdout.contains(&format!("'--json' cannot be used with '{name}'")));
+    }
     let call = sandbox.script("bash", "csalock lock --ttl $'\\xff' x").status(64);
     call.stderr(
         "csalock: invalid UTF-8 was detected in one or more arguments; \
