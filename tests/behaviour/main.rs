@@ -137,6 +137,7 @@ macro_rules! tests_on {
 }
 
 mod answers;
+mod as_flock;
 mod broken;
 mod claims;
 mod cleaners;
