@@ -1077,7 +1077,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__wait)
-            opts="-w -n -E -q -v -h --timeout --nonblock --backoff --conflict-exit-code --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -q -v -h --timeout --nonblock --backoff --conflict-exit-code --flock --fcntl --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
