@@ -15,6 +15,7 @@ use anyhow::Context as _;
 
 use super::acquire::{Acquisition, report_taken, request, standing};
 use super::context::{Context, Results, json_line, print_before};
+use super::descriptor;
 use crate::cli::{Lock, Renew, Taking, Wait};
 use crate::exit::Exit;
 use crate::report::{RefusedLock, Reporter, json};
@@ -33,6 +34,9 @@ use store::Call;
 /// Acquires locks. Prints their handle with `--print-handle` or `--json`, and else nothing.
 pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
     let Lock { taking, pid, .. } = options;
+    if let Some(number) = options.fd {
+        return descriptor::lock(context, taking, number);
+    }
     let prints = options.print_handle || context.common.json;
     if options.reentrant && prints {
         let what = "--reentrant has no handle to print, because the lock may be that of the caller";

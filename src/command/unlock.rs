@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::acquire::command_of_caller;
 use super::context::{Context, LockRef, Results, print};
+use super::descriptor;
 use super::end_holder::{HolderEnd, live_owners};
 use crate::cli::{Unlock, Waiting};
 use crate::exit::Exit;
@@ -44,6 +45,9 @@ struct Freed {
 type Unlocked = std::result::Result<Freed, NotHolder>;
 
 pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
+    if let Some(number) = options.fd {
+        return descriptor::unlock(context, number).map(|()| Exit::Done);
+    }
     check_force(options)?;
     let this = ThisProcess::default();
     let mut results = Results::new(&context.common);

@@ -4,6 +4,7 @@
 mod end;
 mod wait;
 
+use std::fs::File;
 use std::time::Duration;
 
 use super::commit::{CasRetry, Committed};
@@ -12,12 +13,12 @@ use super::facts::Witnessed;
 use super::history::Remark;
 use super::wait_policy::{OnWait, WaitClock};
 use super::{Engine, VersionedRecord, WaitPolicy};
-use host::WakeSet;
 use host::signals::Interrupt;
+use host::{WakeSet, try_flock};
 use lock::error::{Error, ErrorKind, Result};
 use lock::{
-    self, Acquire, AcquireStep, EndedGrant, Grant, Handle, HandleHash, Lease, Lifetime, Owner, Phase, ProcessId,
-    QueuePlace, Record, Refusal, Request as _, Transition, Waiter,
+    self, Acquire, AcquireStep, EndedGrant, Grant, Handle, HandleHash, Lease, Lifetime, Liveness, Mode, Owner, Phase,
+    ProcessId, QueuePlace, Record, Refusal, Request as _, Transition, Waiter,
 };
 use store::{Call, Scope, Subscription, Version};
 
@@ -77,6 +78,7 @@ impl Engine {
             is_published: false,
             store_answered: false,
             store_failed: false,
+            file: None,
         };
         let witnessed = request.handle.proof();
         self.leave_witness(scope, Witnessed::Entry(name, &witnessed));
@@ -192,6 +194,8 @@ struct AcquireAttempt<'a> {
     store_answered: bool,
     /// A store call has failed, and may succeed later.
     store_failed: bool,
+    /// Locked by flock(2), for [`Acquire::has_file`].
+    file: Option<File>,
 }
 
 impl AcquireAttempt<'_> {
@@ -222,6 +226,7 @@ impl AcquireAttempt<'_> {
         self.limit_store_calls();
         let (version, record) = self.known.take().map_or_else(|| self.engine.read(self.name), Ok)?;
         self.store_answered = true;
+        self.try_file(&record);
         match self.decide(&record)? {
             Transition::Write { record: next, response, wake, expired } => {
                 self.commit((version, record), *next, response, &wake, &expired)
@@ -236,6 +241,23 @@ impl AcquireAttempt<'_> {
             Transition::Done(AcquireStep::Refused(refusal)) => self.end_refused(&record, refusal),
             Transition::Done(AcquireStep::Enqueue(page)) => self.enqueue(page).map(|()| None),
             Transition::Done(AcquireStep::Wait(awaited)) => self.wait((version, record), &awaited, on_wait),
+        }
+    }
+
+    /// Tries to lock the file if a descriptor is in the way whose lock cannot be seen from here. Only a caller that is next
+    /// does so, and it keeps the file until it has the lock: a try that were given back could make another process fail.
+    fn try_file(&mut self, record: &Record) {
+        let is_unseen = |grant: &Grant| match &grant.lifetime {
+            Lifetime::Descriptor(lock) => {
+                self.engine.host.descriptor(&grant.owner.domain, lock, self.engine.store.scope()) == Liveness::Unknown
+            }
+            _ => false,
+        };
+        let is_next = record.waiters.first().is_none_or(|first| first.proof == self.terms.entry.proof);
+        if self.file.is_none() && is_next && record.holders.iter().any(is_unseen) {
+            let exclusive = self.terms.entry.mode != Mode::Shared;
+            self.file = self.engine.file_of(self.name).and_then(|path| try_flock(&path, exclusive));
+            self.terms.has_file = self.file.is_some();
         }
     }
 

@@ -4,17 +4,20 @@
 //! csalock acquires the lock first, in whose queue all its callers wait. Only the first of them then waits for the file,
 //! within the rest of the timeout. The command inherits the locked file, so the file stays locked if the supervisor is
 //! killed. The supervisor unlocks it when the command ends, even if the command's children have it open.
+//!
+//! `lock --fd` waits for its file in the same way, but locks a descriptor that it was given.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::cli::Run;
-use crate::command::acquire::Acquisition;
-use crate::command::context::{Context, LockRef, eprint_line};
+use super::acquire::Acquisition;
+use super::context::{Context, LockRef, eprint_line};
+use crate::cli::{Run, Taking};
 use crate::exit::Exit;
 use crate::report::{locked_by, lost_while_waiting};
 use crate::run::child::SleepingChild;
@@ -28,9 +31,11 @@ use lock::{Grant, HandleHash, RenewGrant};
 
 pub(super) struct FlockCompat<'a> {
     context: &'a Context,
-    options: &'a Run,
+    taking: &'a Taking,
     /// Each file, with the index of the lock that it belongs to, and the kind of lock.
     files: Vec<(PathBuf, usize, FileLock)>,
+    /// Is open on the only file, and is locked in its place.
+    descriptor: Option<&'a File>,
     /// Of the grants.
     proof: HandleHash,
 }
@@ -63,7 +68,16 @@ impl<'a> FlockCompat<'a> {
             return Err(Error::invalid(what, "name a file in it, or use --flock"));
         }
         let each = files.iter().flat_map(|(file, at)| kinds.iter().map(|kind| (file.clone(), *at, *kind)));
-        Ok(Some(FlockCompat { context, options, files: each.collect(), proof }))
+        Ok(Some(FlockCompat { context, taking: &options.taking, files: each.collect(), descriptor: None, proof }))
+    }
+
+    pub(super) fn of_descriptor(
+        context: &'a Context,
+        taking: &'a Taking,
+        (path, descriptor): (PathBuf, &'a File),
+        proof: HandleHash,
+    ) -> FlockCompat<'a> {
+        FlockCompat { context, taking, files: vec![(path, 0, FileLock::Flock)], descriptor: Some(descriptor), proof }
     }
 
     /// Locks the files for the command to inherit, within the timeout of the acquisition. Breaks off with an exit if that
@@ -101,7 +115,7 @@ impl<'a> FlockCompat<'a> {
                 is_lost: &|| is_lost(opened, self.proof),
             };
             let wait = (!policy.is_none()).then_some(&mut wait);
-            match Flock::take(kind, file, mode, wait)? {
+            match Flock::take(kind, (file, self.descriptor), mode, wait)? {
                 Flocked::Held(flock) => held.push(flock),
                 Flocked::Interrupted(exit) => return Ok(ControlFlow::Break(exit)),
                 Flocked::Busy => {
@@ -138,7 +152,7 @@ impl<'a> FlockCompat<'a> {
     /// Keeps the locks during the wait for a file until the next call is due, in the time that this returns. A silent
     /// store is asked again while the leases last.
     fn keep_waiting(&self, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<Option<Duration>> {
-        let span = self.options.taking.ttl.unwrap_or(self.context.lease());
+        let span = self.taking.ttl.unwrap_or(self.context.lease());
         let kept = self.keep(opened, grants);
         let lasts = || opened.lease_ends(grants).is_some_and(|ends| self.context.host.boottime() < ends);
         match kept {
@@ -152,8 +166,7 @@ impl<'a> FlockCompat<'a> {
     fn keep(&self, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<bool> {
         for ((target, engine), grant) in opened.each().zip(&mut *grants) {
             let credentials = engine.by_proof(self.proof)?;
-            let lifetime =
-                engine.start(&engine.lifetime_in_store(engine.needs_leases(), &self.options.taking.lifetime()))?;
+            let lifetime = engine.start(&engine.lifetime_in_store(engine.needs_leases(), &self.taking.lifetime()))?;
             match engine.apply(&target.name, &RenewGrant { credentials, lifetime, begins: true })? {
                 Ok(renewed) => grant.lifetime = renewed.lifetime,
                 Err(not_holder) => return Err(lost_while_waiting(target, engine, &not_holder)),
