@@ -101,9 +101,8 @@ fn warn_of_descriptors(context: &Context, options: &Lock) {
         let Some(path) = descriptor.and_then(signals::file_at_start) else { continue };
         let (name, path) = (escape(name.as_bytes()), path.as_os_str().as_bytes());
         context.common.note(&format!(
-            "lock {name} is not the lock of descriptor {name}, which is open on {}; to lock that file, use `csalock lock {}`",
-            escape(path),
-            shell_quote(path)
+            "lock {name} is not the lock of descriptor {name}, which is open on {}; to lock that file, use `csalock lock --fd {name}`",
+            escape(path)
         ));
     }
 }

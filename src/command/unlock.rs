@@ -13,7 +13,7 @@ use super::descriptor;
 use super::end_holder::{HolderEnd, live_owners};
 use crate::cli::{Unlock, Waiting};
 use crate::exit::Exit;
-use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, json};
+use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, is_of_descriptor, json};
 use engine::{Broken, Engine, WaitPolicy};
 use host::ThisProcess;
 use lock::duration::Backoff;
@@ -46,7 +46,7 @@ type Unlocked = std::result::Result<Freed, NotHolder>;
 
 pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
     if let Some(number) = options.fd {
-        return descriptor::unlock(context, number).map(|()| Exit::Done);
+        return descriptor::unlock(context, number);
     }
     check_force(options)?;
     let this = ThisProcess::default();
@@ -400,6 +400,10 @@ fn everything_owned(
                 }
             };
             for (grant, owner) in status.record.holders.iter().zip(&status.owners) {
+                // The close of its descriptor, or unlock --fd, releases such a lock.
+                if is_of_descriptor(grant) {
+                    continue;
+                }
                 let is_owned = credentials.space.contains(&grant.owner.domain)
                     && !under.contains(&grant.proof)
                     && owner.is_some_and(|owner| credentials.owners.contains(&owner));

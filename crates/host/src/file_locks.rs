@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -96,21 +97,23 @@ pub fn descriptor_lock(number: i32) -> Option<(DescriptorLock, bool)> {
     info.lines().find_map(found)
 }
 
-/// The kernel lists this lock, taken by `taker` if that is known.
-pub(crate) fn is_listed(lock: &DescriptorLock, taker: Option<i32>) -> bool {
-    let is_it = |pids: BTreeSet<i32>| taker.map_or(!pids.is_empty(), |taker| pids.contains(&taker));
-    (0..LOOKS).any(|_| is_it(listed(&lock.place, FileLock::Flock.words())))
+/// Processes that took the locks of flock(2) that the kernel lists for this file; 0 stands for a hidden one.
+pub(crate) fn flock_takers(place: &str) -> BTreeSet<i32> {
+    let found = (0..LOOKS).map(|_| listed(place, FileLock::Flock.words())).find(|takers| !takers.is_empty());
+    found.unwrap_or_default()
 }
 
-/// Locks a file by flock(2), if no process excludes that.
-pub fn try_flock(path: &Path, exclusive: bool) -> Option<fs::File> {
+/// Locks a file by flock(2), if no process excludes that. Returns the lock too.
+pub fn try_flock(path: &Path, exclusive: bool) -> Option<(fs::File, DescriptorLock)> {
     use rustix::fs::{FlockOperation, Mode, OFlags};
     let how = if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
     // On NFS an exclusive lock needs a writable descriptor.
     [OFlags::RDONLY, OFlags::RDWR].into_iter().find_map(|access| {
         let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
-        rustix::fs::flock(&file, how).ok().map(|()| file.into())
+        rustix::fs::flock(&file, how).ok()?;
+        let (lock, _) = descriptor_lock(file.as_raw_fd())?;
+        Some((file.into(), lock))
     })
 }
 

@@ -20,7 +20,7 @@ use nix::time::ClockId;
 use nix::unistd::geteuid;
 
 use super::callers;
-use super::file_locks::is_listed;
+use super::file_locks::flock_takers;
 use super::interface::{Host, Scope, WakeAddress, WakeSet};
 use super::known;
 use super::machine::{
@@ -156,14 +156,14 @@ impl Host for Unix {
             let is_over = reach == Scope::Local && self.is_of_earlier_boot(domain);
             return if is_over { Liveness::Dead } else { Liveness::Unknown };
         }
-        let taker = here.contains(domain).then_some(lock.taker);
-        match is_listed(lock, taker) {
-            true => Liveness::Alive,
-            // Elsewhere the kernel does not list the locks whose takers have ended, and a copy of this machine has locks of
-            // its own.
-            false if reach == Scope::Local && !self.is_in_container() => Liveness::Dead,
-            false => Liveness::Unknown,
+        let takers = flock_takers(&lock.place);
+        if here.contains(domain) && takers.contains(&lock.taker) {
+            return Liveness::Alive;
         }
+        // Outside of the first pid namespace the kernel does not list the locks whose takers have ended, and a copy of this
+        // machine has locks of its own. The lock of another taker may be that of this descriptor, which it converted.
+        let sees_all = reach == Scope::Local && !self.is_in_container();
+        if sees_all && takers.is_empty() { Liveness::Dead } else { Liveness::Unknown }
     }
 
     fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool {

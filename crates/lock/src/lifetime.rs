@@ -48,6 +48,14 @@ pub struct DescriptorLock {
     pub taker: i32,
 }
 
+impl DescriptorLock {
+    /// Hosts number the devices of a file system that they share in different ways.
+    pub fn is_of_same_file(&self, other: &DescriptorLock, is_same_host: bool) -> bool {
+        let inode = |lock: &DescriptorLock| lock.place.rsplit(':').next().map(str::to_string);
+        self.place == other.place || (!is_same_host && inode(self) == inode(other))
+    }
+}
+
 impl Lifetime {
     /// Lease that limits this lifetime, if it has started.
     pub fn lease(&self) -> Option<&Lease> {
