@@ -43,7 +43,7 @@ pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::R
     // It is never dropped: the kernel closes its descriptors at the end of the process.
     let signals = ManuallyDrop::new(Signals::listen()?);
     let Some(path) = path_of(number, &file) else { return lock_unnamed(context, taking, &file, &signals) };
-    let targets = context.lock_set(&[OsString::from(&path)])?;
+    let targets = context.lock_set_of_files(&[OsString::from(&path)], true)?;
     let opened = ManuallyDrop::new(targets.open(context)?);
     if opened.engine(0).store().scope() == Scope::Shared && !is_on_network(&path) {
         let (shown, store) = (escape_path(&path), escape(targets.all[0].location.url().as_encoded_bytes()));
@@ -59,11 +59,11 @@ pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::R
         AcquireResult::Granted(grants, _) => grants,
         ended => return acquisition.end(&opened, &ended),
     };
-    let compat = FlockCompat::of_descriptor(context, taking, (path.clone(), &file), request.handle.proof());
-    let taken = compat.take(&opened, &acquisition, &mut grants, (None, None));
+    let taken = FlockCompat::of_descriptor(context, taking, (&targets.all[0], &file), request.handle.proof())
+        .and_then(|compat| compat.take(&opened, &acquisition, &mut grants, (None, None)));
     let done = match taken {
         Ok(ControlFlow::Continue(_)) => confirm(context, &opened, request.clone(), &grants, number),
-        Ok(ControlFlow::Break(exit)) => Ok(Some(exit)),
+        Ok(ControlFlow::Break(exit)) => Ok(Some(exit.unwrap_or_else(|| Exit::interrupted(signals.interrupted_by())))),
         Err(error) => Err(error),
     };
     if !matches!(done, Ok(None)) {
@@ -142,7 +142,7 @@ pub(super) fn unlock(context: &Context, number: i32) -> anyhow::Result<Exit> {
     fs2::FileExt::unlock(&file).map_err(|error| Error::os(errno_of(error), "unlock", shown))?;
     context.common.note_step(|| format!("lock {} is released", escape_path(shown)));
     if path.is_some() {
-        let target = context.target(shown.as_os_str())?;
+        let target = context.target_for(shown.as_os_str(), true)?;
         let engine = context.engine(&target.location)?;
         let own = engine.credentials(None, ThisProcess::default().with_caller()?)?;
         // flock(1) leaves no record.

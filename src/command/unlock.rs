@@ -348,7 +348,7 @@ type NamedLocks = Vec<(LockRef, Option<HandleHash>)>;
 fn named(context: &Context, options: &Unlock) -> Result<NamedLocks> {
     let mut targets = Vec::new();
     for name in &options.names {
-        let target = context.target(name)?;
+        let target = context.known_target(name)?;
         if !options.reentrant || !context.is_held_around(&target, None)? {
             targets.push((target, None));
         }

@@ -44,6 +44,9 @@ pub struct Flock {
     kind: FileLock,
     file: File,
     path: PathBuf,
+    /// The command gets the open file.
+    pub(super) is_inherited: bool,
+    stays_locked: bool,
 }
 
 #[derive(Debug)]
@@ -103,7 +106,8 @@ impl Flock {
                 Err(errno) => return Err(Error::os(errno, "lock", path)),
             }
             if descriptor.is_some() || is_still(&file, path)? {
-                return Ok(Flocked::Held(Flock { kind, file, path: path.to_path_buf() }));
+                let (path, is_inherited, stays_locked) = (path.to_path_buf(), true, false);
+                return Ok(Flocked::Held(Flock { kind, file, path, is_inherited, stays_locked }));
             }
         }
         let what = format!("file {} was replaced whenever it was locked", escape_path(path));
@@ -120,8 +124,16 @@ impl Flock {
         to_be_inherited(&self.file).map_err(|errno| Error::os(errno, "keep open", &self.path))
     }
 
+    /// From now on only the end of the last process that has it open unlocks the file; `close` keeps it from the command.
+    pub fn stay_locked(&mut self, close: bool) {
+        (self.is_inherited, self.stays_locked) = (!close, true);
+    }
+
     /// Unlocks the file, even if other processes still have it open.
     pub fn unlock(self) {
+        if self.stays_locked {
+            return;
+        }
         // The drop closes the descriptor even if the unlock fails, which is nearly as good.
         let _ = match self.kind {
             FileLock::Flock => fs2::FileExt::unlock(&self.file).map_err(errno_of),
@@ -152,7 +164,7 @@ pub fn inherited(number: i32) -> Result<File> {
 
 /// Opens the file as flock(1) does, without waiting for the other end of a pipe. The path is already resolved, so a
 /// link at its end is another file than the requested file.
-fn open(kind: FileLock, path: &Path, access: OFlag) -> Result<File> {
+pub fn open(kind: FileLock, path: &Path, access: OFlag) -> Result<File> {
     let call = kind.name();
     let flags = access | OFlag::O_NOCTTY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let opened = match nix::fcntl::open(path, flags, Mode::empty()) {
@@ -204,6 +216,18 @@ fn ofd_lock(file: &File, how: i32, blocks: bool) -> nix::Result<()> {
         Err(Errno::EACCES) => Err(Errno::EWOULDBLOCK),
         Err(errno) => Err(errno),
     }
+}
+
+/// Another process has locked the file, which exists. flock(2) has no such question: here it locks the file for a moment.
+pub fn is_locked(kind: FileLock, path: &Path) -> Result<bool> {
+    let file = open(kind, path, OFlag::O_RDONLY)?;
+    if kind == FileLock::Flock {
+        return Ok(lock(kind, &file, LockMode::Exclusive, false) == Err(Errno::EWOULDBLOCK));
+    }
+    let (l_type, l_whence) = (libc::F_WRLCK as i16, libc::SEEK_SET as i16);
+    let mut whole = libc::flock { l_type, l_whence, l_start: 0, l_len: 0, l_pid: 0 };
+    fcntl(&file, FcntlArg::F_OFD_GETLK(&mut whole)).map_err(|errno| Error::os(errno, "look at", path))?;
+    Ok(i32::from(whole.l_type) != libc::F_UNLCK)
 }
 
 fn is_still(file: &File, path: &Path) -> Result<bool> {

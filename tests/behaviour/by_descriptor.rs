@@ -98,7 +98,7 @@ fn waiter(sandbox: &Sandbox, word: &str) -> Job {
     job
 }
 
-on_every_store! {
+on_every_store_of_files! {
     fn every_idiom_of_a_descriptor_behaves_as_with_flock(sandbox: &Sandbox) {
         require!(has("flock"));
         link_real_flock(sandbox);
@@ -150,7 +150,7 @@ on_every_store! {
         wait_until("it runs", || proc::program(child.parse().unwrap()) == "sleep");
         assert_eq!(sandbox.sight("./f")["file_locked_by"][0]["pid"].to_string(), child);
         let busy = sandbox.csalock(["run", "-n", "./f", "true"]).capture();
-        busy.says(75, "its file is locked with flock(2), as flock(1) does it, by pid PID: sleep 1000");
+        busy.says(75, &format!("its file is locked with flock(2), as flock(1) does it, by pid {child}: sleep 1000"));
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.parse().unwrap()), Signal::SIGKILL).unwrap();
         wait_until("the lock is free", || sandbox.state("./f") == "free");
         sandbox.csalock(["run", "-n", "./f", "true"]).run();
@@ -274,6 +274,19 @@ on_every_store! {
         }
         let done = sandbox.csalock(["lock", "--json", "--fd", "1"]).capture();
         assert!(done.code == Some(64) && done.stdout.contains("--fd has no handle to print"), "{done:?}");
+        assert!(!sandbox.store_exists());
+    }
+}
+
+on_every_shared_store! {
+    fn a_descriptor_of_a_file_of_this_host_is_refused_where_other_hosts_use_the_store(sandbox: &Sandbox) {
+        let refusal = format!(
+            "csalock: flock(2) on SANDBOX/files/f excludes only this host, and other hosts share the store {}; lock the path \
+             without --fd, or name a store of this host with --store\n",
+            sandbox.plain(&sandbox.store())
+        );
+        sandbox.script("dash", "exec 9> f; csalock lock --fd 9").status(64).stderr(refusal).run();
+        sandbox.script("dash", "exec 9> f; csalock unlock --fd 9").run();
         assert!(!sandbox.store_exists());
     }
 }

@@ -138,6 +138,7 @@ macro_rules! tests_on {
 }
 
 mod answers;
+mod as_flock;
 mod broken;
 mod by_descriptor;
 mod claims;

@@ -24,7 +24,7 @@ pub enum FileLock {
 }
 
 impl FileLock {
-    pub(crate) const ALL: [FileLock; 2] = [FileLock::Flock, FileLock::Fcntl];
+    pub const ALL: [FileLock; 2] = [FileLock::Flock, FileLock::Fcntl];
 
     /// Of the option and of the system call.
     pub fn name(self) -> &'static str {
@@ -56,6 +56,12 @@ pub fn file_locks(path: &Path) -> Vec<(FileLock, Vec<i32>)> {
         if seen.is_empty() { callers(&file, lock.words()) } else { Some(seen.into_iter().collect()) }
     };
     FileLock::ALL.into_iter().filter_map(|lock| Some((lock, pids_of(lock)?))).collect()
+}
+
+/// The kernel lists one of these locks on the file. One read of the list can miss a lock while other locks come and go.
+pub fn is_file_locked(path: &Path, kinds: &[FileLock]) -> bool {
+    let words: Vec<&str> = kinds.iter().flat_map(|kind| kind.words()).copied().collect();
+    fs::metadata(path).is_ok_and(|file| listed_callers(&file, &words).is_some())
 }
 
 /// Each with the pid.
