@@ -12,7 +12,7 @@ use super::end_holder::{HolderEnd, live_owners};
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
 use crate::exit::Exit;
-use crate::report::{RefusalReport, RefusedLock, Reporter};
+use crate::report::{RefusalReport, RefusedLock, Reporter, is_of_descriptor};
 use engine::environment;
 use engine::{
     AcquireRequest, AcquireResult, Engine, LockStatus, OpenLockSet, Progress, ValueWrite, WaitPolicy, WriteResult,
@@ -196,7 +196,9 @@ impl<'a> Acquisition<'a> {
                         "; it has {has} slots now, and the caller's {wanted} count when the holders are gone"
                     ));
                 }
-                if self.locks_file && matches!(refusal, Refusal::Busy(_)) {
+                if matches!(refusal, Refusal::Busy(_))
+                    && (self.locks_file || report.holders.iter().any(is_of_descriptor))
+                {
                     report.add_file_lock(reporter.file_lock(opened.target(*at), &report.holders).as_ref());
                 }
                 self.refuse(&report, &reporter)

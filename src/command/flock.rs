@@ -5,7 +5,9 @@
 //! works with flock(1).
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::Write;
+use std::mem::ManuallyDrop;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
@@ -17,20 +19,18 @@ use nix::fcntl::OFlag;
 
 use super::context::{Context, print};
 use super::csa::path;
+use super::descriptor;
 use super::run::run as run_under_lock;
 use crate::cli::{AsFlock, Common, Run, Taking, Waiting};
 use crate::exit::Exit;
-use crate::run::exec::CommandLine;
-use crate::run::flock::{Flock, Flocked, open};
+use crate::run::exec::{CommandLine, to_be_inherited};
+use crate::run::flock::{inherited, open};
 use engine::environment;
-use host::{FileLock, signals};
-use lock::Mode;
+use host::FileLock;
+use host::signals::{self, Signals};
 use lock::duration::Limit;
 use lock::error::{Error, ErrorKind, Result};
 use lock::name;
-
-/// Pause between two tries to lock a file without a record.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// Exit codes of flock(1), from sysexits.h.
 const USAGE: u8 = 64;
@@ -68,12 +68,36 @@ pub(super) fn run(arguments: &[OsString]) -> anyhow::Result<Exit> {
     }
 }
 
-fn lock_descriptor(_context: &Context, options: &AsFlock, number: &OsStr) -> anyhow::Result<Exit> {
-    let Some(_number) = number.to_str().and_then(|number| number.parse::<i32>().ok()).filter(|number| *number >= 0)
-    else {
+fn lock_descriptor(context: &Context, options: &AsFlock, number: &OsStr) -> anyhow::Result<Exit> {
+    let parsed = number.to_str().and_then(|number| number.parse::<i32>().ok()).filter(|number| *number >= 0);
+    let Some(number) = parsed else {
         return Ok(fail(USAGE, &format!("{} is neither a descriptor nor followed by a command", number.display())));
     };
-    Ok(fail(UNAVAILABLE, &format!("{}", options.conflict_exit_code)))
+    let began = context.host.boottime();
+    let Ok(file) = inherited(number) else { return Ok(fail(BAD_DATA, &format!("{number}: Bad file descriptor"))) };
+    if options.unlock {
+        // A record of which the kernel's lock is gone is over, even if it cannot be changed.
+        let _ = (descriptor::unlock(context, number), fs2::FileExt::unlock(&file));
+        return Ok(Exit::Done);
+    }
+    let locked = match descriptor::lock(context, &taking(options), number) {
+        Ok(Exit::Failed(ErrorKind::Deadlock)) | Err(_) => lock_unrecorded(context, options, (&file, began)),
+        locked => locked,
+    };
+    Ok(match locked {
+        Ok(Exit::Done) => {
+            options.tell_of_lock(context.host.boottime().saturating_sub(began), None);
+            Exit::Done
+        }
+        Ok(Exit::Signal(signal)) => Exit::Signal(signal),
+        Ok(_) => conflict(options),
+        Err(error) => fail(BAD_DATA, &format!("{number}: {}", reason(error.root_cause()))),
+    })
+}
+
+fn lock_unrecorded(context: &Context, options: &AsFlock, file: (&File, Duration)) -> anyhow::Result<Exit> {
+    let signals = ManuallyDrop::new(Signals::listen()?);
+    descriptor::lock_unrecorded(context, &taking(options), file, &signals)
 }
 
 /// A command under the lock of a file.
@@ -120,12 +144,21 @@ impl Call<'_> {
 
     /// Takes the kernel's lock alone, within the timeout of a wait that began at this time.
     fn run_without_record(&self, began: Duration) -> Exit {
-        signals::restore_most();
-        let flock = match self.take(began) {
-            Ok(Some(flock)) => flock,
-            Ok(None) => return conflict(self.options),
+        let file = match self.open() {
+            Ok(file) => file,
             Err(error) => return self.cannot_open(&error),
         };
+        if !self.options.unlock {
+            match lock_unrecorded(self.context, self.options, (&file, began)) {
+                Ok(Exit::Done) => {}
+                Ok(Exit::Signal(signal)) => return Exit::Signal(signal),
+                Ok(_) => return conflict(self.options),
+                Err(error) => {
+                    return fail(BAD_DATA, &format!("{}: {}", self.file.display(), reason(error.root_cause())));
+                }
+            }
+        }
+        signals::restore_most();
         let command_line = CommandLine::new(self.command.iter().cloned());
         self.options.tell_of_lock(self.context.host.boottime().saturating_sub(began), Some(&command_line));
         if self.options.close {
@@ -134,38 +167,23 @@ impl Call<'_> {
                 Err(error) => self.cannot_execute(&error),
             };
         }
-        match flock.as_ref().map_or(Ok(()), Flock::to_be_inherited) {
+        // Without a free descriptor the command would not keep the lock.
+        match to_be_inherited(&file) {
             Ok(()) => self.cannot_execute(&command_line.replace_process()),
-            Err(error) => self.cannot_open(&error),
+            Err(errno) => fail(SYSTEM, errno.desc()),
         }
     }
 
-    /// The locked file, which is `None` with `--unlock`. Returns `None` if another process kept the lock until the timeout.
-    fn take(&self, began: Duration) -> Result<Option<Option<Flock>>> {
-        let (file, options) = (self.file.as_encoded_bytes(), self.options);
+    fn open(&self) -> Result<File> {
+        let file = self.file.as_encoded_bytes();
         name::check(file)?;
-        let path = name::file_of(file, &self.context.current)?;
-        if options.unlock {
-            return open(FileLock::Flock, &path, OFlag::O_RDONLY).map(|_| Some(None));
-        }
-        let end = options.timeout.map(|limit| began.saturating_add(limit));
-        let mode = if options.shared { Mode::Shared } else { Mode::Exclusive };
-        loop {
-            if let Flocked::Held(flock) = Flock::take(FileLock::Flock, &path, mode, None)? {
-                return Ok(Some(Some(flock)));
-            }
-            if options.nonblock || end.is_some_and(|end| end <= self.context.host.boottime()) {
-                return Ok(None);
-            }
-            self.context.host.sleep(PAUSE);
-        }
+        open(FileLock::Flock, &name::file_of(file, &self.context.current)?, OFlag::O_RDONLY)
     }
 
     fn cannot_open(&self, error: &Error) -> Exit {
         let code = match error.kind() {
             ErrorKind::System => SYSTEM,
             ErrorKind::CannotCreate | ErrorKind::InputOutput => CANNOT_CREATE,
-            _ if error.message().starts_with("cannot lock") => BAD_DATA,
             _ => NO_INPUT,
         };
         fail(code, &format!("cannot open lock file {}: {}", self.file.display(), reason(&error.message())))

@@ -16,8 +16,9 @@ use anyhow::Context as _;
 
 use super::acquire::{Acquisition, report_taken, request, standing, tell_of_flock};
 use super::context::{Context, Results, json_line, print_before};
+use super::descriptor;
 use super::file_wait;
-use super::run::not_a_path;
+use super::flock_compat::not_a_path;
 use crate::cli::{Lock, Renew, Taking, Wait};
 use crate::exit::Exit;
 use crate::report::{RefusedLock, Reporter, json};
@@ -36,6 +37,9 @@ use store::Call;
 /// Acquires locks. Prints their handle with `--print-handle` or `--json`, and else nothing.
 pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
     let Lock { taking, pid, .. } = options;
+    if let Some(number) = options.fd {
+        return descriptor::lock(context, taking, number);
+    }
     let prints = options.print_handle || context.common.json;
     if options.reentrant && prints {
         let what = "--reentrant has no handle to print, because the lock may be that of the caller";
@@ -101,9 +105,8 @@ fn warn_of_descriptors(context: &Context, options: &Lock) {
         let Some(path) = descriptor.and_then(signals::file_at_start) else { continue };
         let (name, path) = (escape(name.as_bytes()), path.as_os_str().as_bytes());
         context.common.note(&format!(
-            "lock {name} is not the lock of descriptor {name}, which is open on {}; to lock that file, use `csalock lock {}`",
-            escape(path),
-            shell_quote(path)
+            "lock {name} is not the lock of descriptor {name}, which is open on {}; to lock that file, use `csalock lock --fd {name}`",
+            escape(path)
         ));
     }
 }

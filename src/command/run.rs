@@ -1,7 +1,6 @@
 //! `csalock run`: a child sleeps until this process has acquired the locks for it, and then becomes the command.
 //! [`crate::run::child`] describes the child, and [`crate::run::supervisor`] what this process does meanwhile.
 
-mod flock_compat;
 mod recurrence;
 
 use std::ffi::{CString, OsStr, OsString};
@@ -11,11 +10,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::flock_compat::FlockCompat;
-pub(super) use self::flock_compat::not_a_path;
 use self::recurrence::Recurring;
 use super::acquire::{Acquisition, report_taken, request, tell_of_flock};
 use super::context::{Context, quoted};
+use super::flock_compat::FlockCompat;
 use crate::cli::{Busy, OnLost, Run};
 use crate::exit::Exit;
 use crate::report::notice;

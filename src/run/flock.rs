@@ -6,7 +6,7 @@
 //! blocks in it. csalock waits for the end of the helper, a signal or the timeout, whatever comes first. No process
 //! polls, and waiters queue in the kernel.
 
-#![expect(unsafe_code, reason = "fork")]
+#![expect(unsafe_code, reason = "fork, and descriptors that are numbers of the command line")]
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -29,7 +29,7 @@ use super::detach::exit_now;
 use super::exec::to_be_inherited;
 use super::timer::wait_readable;
 use crate::exit::Exit;
-use host::signals::Signals;
+use host::signals::{self, Signals};
 use host::{FileLock, Host, WakeSocket, pidfd_of};
 use lock::Mode as LockMode;
 use lock::error::{Error, ErrorKind, Result, errno_of};
@@ -75,11 +75,19 @@ pub struct FlockWait<'a> {
 }
 
 impl Flock {
-    /// A missing file is created. Without `wait` it tries once.
-    pub fn take(kind: FileLock, path: &Path, mode: LockMode, mut wait: Option<&mut FlockWait<'_>>) -> Result<Flocked> {
-        let mut access = OFlag::O_RDONLY;
+    /// A missing file is created, unless there is a descriptor of it to lock. Without `wait` it tries once.
+    pub fn take(
+        kind: FileLock,
+        (path, descriptor): (&Path, Option<&File>),
+        mode: LockMode,
+        mut wait: Option<&mut FlockWait<'_>>,
+    ) -> Result<Flocked> {
+        let mut access = if descriptor.is_some() { OFlag::O_RDWR } else { OFlag::O_RDONLY };
         for _ in 0..MOST_REPLACED {
-            let file = open(kind, path, access)?;
+            let file = match descriptor {
+                Some(file) => file.try_clone().map_err(|error| Error::os(errno_of(error), "duplicate", path))?,
+                None => open(kind, path, access)?,
+            };
             match lock(kind, &file, mode, false) {
                 Ok(()) => {}
                 // A write lock of fcntl(2), by which NFS implements flock(2), needs a writable descriptor.
@@ -97,7 +105,7 @@ impl Flock {
                 },
                 Err(errno) => return Err(Error::os(errno, "lock", path)),
             }
-            if is_still(&file, path)? {
+            if descriptor.is_some() || is_still(&file, path)? {
                 let (path, is_inherited, stays_locked) = (path.to_path_buf(), true, false);
                 return Ok(Flocked::Held(Flock { kind, file, path, is_inherited, stays_locked }));
             }
@@ -137,6 +145,20 @@ impl Flock {
 impl AsFd for Flock {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+}
+
+/// A copy of a descriptor that the caller has left to this process, so that both share its locks.
+pub fn inherited(number: i32) -> Result<File> {
+    let is_closed = u32::try_from(number).is_ok_and(|number| number < 3 && signals::was_closed(number));
+    // SAFETY: a number that is not open fails with EBADF. csalock has opened no file yet that it could mean.
+    let copy = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned();
+    match copy {
+        Ok(copy) if !is_closed => Ok(copy.into()),
+        _ => Err(Error::invalid(
+            format!("descriptor {number} is not open"),
+            format!("open it first: exec {number}> FILE; ksh and mksh pass it on only with {number}>&{number}"),
+        )),
     }
 }
 
@@ -330,7 +352,7 @@ mod tests {
     fn readers_share_the_file_and_a_writer_has_it_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = fs::canonicalize(dir.path()).unwrap().join("file");
-        let take = |mode| match Flock::take(FileLock::Flock, &path, mode, None) {
+        let take = |mode| match Flock::take(FileLock::Flock, (&path, None), mode, None) {
             Ok(Flocked::Held(flock)) => Some(flock),
             Ok(Flocked::Busy) => None,
             other => panic!("{other:?}"),
@@ -348,7 +370,9 @@ mod tests {
     fn two_names_of_one_file_are_recognized() {
         let dir = tempfile::tempdir().unwrap();
         let [path, other, none] = ["file", "other", "none"].map(|name| dir.path().join(name));
-        let Ok(Flocked::Held(flock)) = Flock::take(FileLock::Flock, &path, LockMode::Exclusive, None) else { panic!() };
+        let Ok(Flocked::Held(flock)) = Flock::take(FileLock::Flock, (&path, None), LockMode::Exclusive, None) else {
+            panic!()
+        };
         fs::hard_link(&path, &other).unwrap();
         assert!(
             flock.is_of(FileLock::Flock, &path)
@@ -363,7 +387,12 @@ mod tests {
     fn a_file_that_cannot_be_opened_is_reported_with_its_exit_code() {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("file", dir.path().join("link")).unwrap();
-        let exit = |name: &str| match Flock::take(FileLock::Flock, &dir.path().join(name), LockMode::Exclusive, None) {
+        let exit = |name: &str| match Flock::take(
+            FileLock::Flock,
+            (&dir.path().join(name), None),
+            LockMode::Exclusive,
+            None,
+        ) {
             Err(error) => error.kind(),
             other => panic!("{name}: {other:?}"),
         };

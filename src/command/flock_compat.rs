@@ -9,17 +9,20 @@
 //! user who may write there may hold the lock without it. The caller looks for such a holder after the file is locked, and
 //! then lets go of the file; that user's call looks for the file's lock after its grant. So at least one of two sees the
 //! other.
+//!
+//! `lock --fd` waits for its file in the same way, but locks a descriptor that it was given.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::cli::Run;
-use crate::command::acquire::{Acquisition, standing};
-use crate::command::context::{Context, LockRef, eprint_line};
+use super::acquire::{Acquisition, standing};
+use super::context::{Context, LockRef, eprint_line};
+use crate::cli::{Run, Taking};
 use crate::exit::Exit;
 use crate::report::{RefusedLock, Reporter, locked_by, lost_while_waiting};
 use crate::run::child::SleepingChild;
@@ -36,9 +39,11 @@ const LOOK_BESIDE: Duration = Duration::from_millis(100);
 
 pub(super) struct FlockCompat<'a> {
     context: &'a Context,
-    options: &'a Run,
+    taking: &'a Taking,
     /// Each file, with the index of the lock that it belongs to, and the kind of lock.
     files: Vec<(PathBuf, usize, FileLock)>,
+    /// Is open on the only file, and is locked in its place.
+    descriptor: Option<&'a File>,
     /// For each lock whose record this user may not keep beside its file: the lock of users who may.
     beside: Vec<Option<LockRef>>,
     /// Of the grants.
@@ -75,7 +80,20 @@ impl<'a> FlockCompat<'a> {
             return Err(Error::invalid(what, "name a file in it, or use --flock"));
         }
         let each = files.iter().flat_map(|(file, at)| kinds.iter().map(|kind| (file.clone(), *at, *kind)));
-        Ok(Some(FlockCompat { context, options, files: each.collect(), beside, proof }))
+        let (taking, descriptor) = (&options.taking, None);
+        Ok(Some(FlockCompat { context, taking, files: each.collect(), descriptor, beside, proof }))
+    }
+
+    /// For the only target, whose file the descriptor is open on.
+    pub(super) fn of_descriptor(
+        context: &'a Context,
+        taking: &'a Taking,
+        (target, descriptor): (&LockRef, &'a File),
+        proof: HandleHash,
+    ) -> Result<FlockCompat<'a>> {
+        let files = vec![(PathBuf::from(OsStr::from_bytes(&target.display_name)), 0, FileLock::Flock)];
+        let beside = vec![context.record_beside(target)?];
+        Ok(FlockCompat { context, taking, files, descriptor: Some(descriptor), beside, proof })
     }
 
     /// Locks the files for the command to inherit, within the timeout of the acquisition. Breaks off with an exit if that
@@ -138,7 +156,7 @@ impl<'a> FlockCompat<'a> {
             is_lost: &|| is_lost(opened, self.proof),
         };
         let wait = (!policy.is_none()).then_some(&mut wait);
-        let flock = match Flock::take(kind, file, mode, wait)? {
+        let flock = match Flock::take(kind, (file, self.descriptor), mode, wait)? {
             Flocked::Held(flock) => flock,
             Flocked::Interrupted(exit) => return Ok(ControlFlow::Break(exit)),
             Flocked::Busy => {
@@ -211,7 +229,7 @@ impl<'a> FlockCompat<'a> {
     /// Keeps the locks during the wait for a file until the next call is due, in the time that this returns. A silent
     /// store is asked again while the leases last.
     fn keep_waiting(&self, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<Option<Duration>> {
-        let span = self.options.taking.ttl.unwrap_or(self.context.lease());
+        let span = self.taking.ttl.unwrap_or(self.context.lease());
         let kept = self.keep(opened, grants);
         let lasts = || opened.lease_ends(grants).is_some_and(|ends| self.context.host.boottime() < ends);
         match kept {
@@ -225,8 +243,7 @@ impl<'a> FlockCompat<'a> {
     fn keep(&self, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<bool> {
         for ((target, engine), grant) in opened.each().zip(&mut *grants) {
             let credentials = engine.by_proof(self.proof)?;
-            let lifetime =
-                engine.start(&engine.lifetime_in_store(engine.needs_leases(), &self.options.taking.lifetime()))?;
+            let lifetime = engine.start(&engine.lifetime_in_store(engine.needs_leases(), &self.taking.lifetime()))?;
             match engine.apply(&target.name, &RenewGrant { credentials, lifetime, begins: true })? {
                 Ok(renewed) => grant.lifetime = renewed.lifetime,
                 Err(not_holder) => return Err(lost_while_waiting(target, engine, &not_holder)),
@@ -236,7 +253,7 @@ impl<'a> FlockCompat<'a> {
     }
 }
 
-pub(in crate::command) fn not_a_path(option: &str, name: &[u8]) -> Error {
+pub(super) fn not_a_path(option: &str, name: &[u8]) -> Error {
     let what = format!("--{option} locks a file, and {} is not a path", escape(name));
     Error::invalid(what, format!("use ./{}, or leave out --{option}", shell_quote(name)))
 }
