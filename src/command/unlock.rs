@@ -65,7 +65,7 @@ pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
         } else {
             release(context, options, &this, engine, (target, why))
         };
-        let is_matched = *why == Chosen::ByPattern;
+        let is_matched = *why == Chosen::Pattern;
         match response {
             Ok(Ok(freed)) => {
                 results.add(|| {
@@ -166,7 +166,7 @@ fn release(
     (target, why): (&LockRef, &Chosen),
 ) -> Result<Unlocked> {
     let credentials = match why {
-        Chosen::ByGrant(proof) => engine.by_proof(*proof)?,
+        Chosen::Grant(proof) => engine.by_proof(*proof)?,
         _ => context.credentials(engine, options.handle.as_deref(), this)?,
     };
     let owners = credentials.owners.clone();
@@ -184,7 +184,7 @@ fn release(
 
 /// Claims are permanent: only a name or token breaks them, and no pattern.
 fn is_meant(grant: &Grant, options: &Unlock, why: &Chosen) -> bool {
-    options.token.is_none_or(|token| grant.token == Some(token)) && (*why != Chosen::ByPattern || grant.claim.is_none())
+    options.token.is_none_or(|token| grant.token == Some(token)) && (*why != Chosen::Pattern || grant.claim.is_none())
 }
 
 /// Breaks the grants that `options` mean in one target.
@@ -195,7 +195,7 @@ fn force(
     by: Option<&Owner>,
 ) -> Result<Unlocked> {
     let is_meant = |grant: &Grant| is_meant(grant, options, why);
-    let are_all_meant = options.token.is_none() && *why == Chosen::ByName;
+    let are_all_meant = options.token.is_none() && *why == Chosen::Name;
     let broken = engine.break_lock(&target.name, if are_all_meant { None } else { Some(&is_meant) }, by)?;
     Ok(of_broken(engine, target, broken))
 }
@@ -359,11 +359,11 @@ fn pass_over(context: &Context, error: &Error, results: &mut Results<'_>) {
 /// Why this call concerns a lock.
 #[derive(PartialEq, Eq)]
 enum Chosen {
-    ByName,
+    Name,
     /// With --force.
-    ByPattern,
+    Pattern,
     /// With --all: the grant of the caller.
-    ByGrant(HandleHash),
+    Grant(HandleHash),
 }
 
 type ChosenLocks = Vec<(LockRef, Chosen)>;
@@ -377,7 +377,7 @@ fn named(context: &Context, options: &Unlock, results: &mut Results<'_>) -> Resu
         }
         let target = context.target(name)?;
         if !options.reentrant || !context.is_held_around(&target, None)? {
-            targets.push((target, Chosen::ByName));
+            targets.push((target, Chosen::Name));
         }
     }
     Ok(targets)
@@ -391,7 +391,7 @@ fn everything_held(context: &Context, pattern: &OsStr, results: &mut Results<'_>
     let unreadable = context.each_readable(&context.engine(&location)?, &mut |status| {
         let is_held = status.record.holders.iter().any(|grant| grant.claim.is_none());
         if is_held && glob::matches(pattern.as_bytes(), &status.record.name) {
-            targets.push((LockRef::in_store(&location, status.record.name), Chosen::ByPattern));
+            targets.push((LockRef::in_store(&location, status.record.name), Chosen::Pattern));
         }
     })?;
     for error in &unreadable {
@@ -440,7 +440,7 @@ fn everything_owned(
                     target.display_name = directory.join(OsStr::from_bytes(&target.name)).into_os_string().into_vec();
                     target.shell_arg = shell_quote(&target.display_name);
                 }
-                targets.push((target, Chosen::ByGrant(grant.proof)));
+                targets.push((target, Chosen::Grant(grant.proof)));
             }
             Ok(())
         })?;
