@@ -84,8 +84,6 @@ const HOLDER: &str = "csalock lock x; echo; cat; :";
 const HELD: &str =
     "held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: dash -c csalock lock x; echo; cat; :";
 
-/// How a refusal advises to end the lock of a holder that lives here, or renews a lease.
-
 /// The holder as documents show it.
 const HOLDER_JSON: &str = "{\"pid\":PID,\"host\":\"HOST\",\"user\":\"USER\",\"command\":\"dash -c csalock lock x; echo; cat; :\",\
                            \"label\":null,\"since\":\"TIME\",\"expires\":null,\"token\":TOKEN,\"alive\":\"yes\"}";
