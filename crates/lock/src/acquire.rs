@@ -130,6 +130,11 @@ fn already_granted(record: &Record, at: usize, request: &Acquire, facts: &Facts)
         // Another caller takes the grant back, or the process goes on.
         return Ok(Transition::Done(AcquireStep::Wait(Awaited::default())));
     }
+    // The script may have been killed during the wait. One that is missing here is not that of this caller.
+    let needs_owner = !grant.owner.processes.is_empty() && request.entry.lifetime != Lifetime::UntilReleased;
+    if needs_owner && !facts.effective_owner(&grant.owner)?.is_some_and(|(_, liveness)| liveness.may_live_here()) {
+        return Ok(refused(Refusal::Lost));
+    }
     Ok(confirm(record, at, request, before))
 }
 
