@@ -468,7 +468,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__lock)
-            opts="-w -n -E -x -s -j -q -v -h --timeout --nonblock --fail-on-stale --backoff --label --no-command --conflict-exit-code --exclusive --shared --slots --ttl --forever --pid --print-handle --reentrant --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -x -s -j -q -v -h --timeout --nonblock --fail-on-stale --backoff --label --no-command --conflict-exit-code --exclusive --shared --slots --ttl --forever --pid --print-handle --reentrant --fd --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -538,6 +538,13 @@ _csalock() {
                     return 0
                     ;;
                 --pid)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --fd)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -1034,7 +1041,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__unlock)
-            opts="-q -v -h --handle --all --force --end --kill-after --token --reentrant --store --json --quiet --verbose --color --help"
+            opts="-q -v -h --handle --all --force --end --kill-after --token --reentrant --fd --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1061,6 +1068,13 @@ _csalock() {
                     fi
                     return 0
                     ;;
+                --fd)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -1077,7 +1091,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__wait)
-            opts="-w -n -E -q -v -h --timeout --nonblock --backoff --conflict-exit-code --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -q -v -h --timeout --nonblock --backoff --conflict-exit-code --flock --fcntl --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1221,7 +1235,7 @@ _csalock_offer_store() {
 _csalock_or_live() {
     local -a words begins store=()
     local i word command="" operand=0 is_store=0
-    local valued=" --also --at --backoff --busy --color --command --conflict-exit-code --handle --id --if-version --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --retry-after --since --slots --store --timeout --token --ttl --until -E -c -j -o -w "
+    local valued=" --also --at --backoff --busy --color --command --conflict-exit-code --fd --handle --id --if-version --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --retry-after --since --slots --store --timeout --token --ttl --until -E -c -j -o -w "
     COMPREPLY=()
     _csalock_split
     local last=$((${#words[@]} - 1))

@@ -99,6 +99,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lock" -s E -l conflict-e
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l pid -d 'Acquire the lock for this process instead of the calling script' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l fd -d 'Lock the file that descriptor N is open on, until the last process has closed it, like flock(1)' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
@@ -118,6 +119,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lock" -s h -l help -d 'P
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l handle -d 'Handle of the lock, or @FILE with it [env: CSALOCK_HANDLE]; otherwise the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l kill-after -d 'With --end: kill a command or script that goes on for this time after it was asked to end' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l token -d 'With --force: break only the grant with this fencing token' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l fd -d 'Release the lock of the file that descriptor N is open on, for all processes that have this descriptor' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX, postgres://HOST/DATABASE or ssh://HOST/PATH [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
@@ -138,6 +140,8 @@ complete -c csalock -n "__fish_csalock_using_subcommand wait" -l color -d 'Use c
 always\t'Everywhere'
 never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -s n -l nonblock -d 'Do not wait: the same as -w 0'
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l flock -d 'Wait only until no process has the file locked with flock(2), as flock(1) does it; for names that are paths'
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l fcntl -d 'Wait only until no process has the file locked with fcntl(2), as apt and dpkg do it; for names that are paths'
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -s v -l verbose -d 'Print each step on stderr'
@@ -344,7 +348,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand completions" -s h -l hel
 
 # The words before the cursor that come after the command and its options, one a line; and whether there are any.
 function __fish_csalock_operands
-    set -l valued --also --at --backoff --busy --color --command --conflict-exit-code --handle --id --if-version --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --retry-after --since --slots --store --timeout --token --ttl --until -E -c -j -o -w
+    set -l valued --also --at --backoff --busy --color --command --conflict-exit-code --fd --handle --id --if-version --kill-after --label --limit --lines --max-hold --mode --on-lost --once-per --output --overdue --pid --retries --retry-after --since --slots --store --timeout --token --ttl --until -E -c -j -o -w
     set -l words (commandline -opc)
     set -e words[1]
     set -l has_command 0

@@ -19,7 +19,7 @@ pub use commands::{
 use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
 use run::OFTEN;
-pub use run::{Busy, OnLost, Period, Recurrence, Run};
+pub use run::{AsFlock, Busy, OnLost, Period, Recurrence, Run};
 
 /// Ids of the options of every command, in the order of the help.
 const GENERAL: [&str; 7] = ["store", "json", "quiet", "verbose", "color", "help", "version"];

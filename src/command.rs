@@ -6,8 +6,12 @@ mod acquire;
 mod claim;
 mod context;
 mod csa;
+mod descriptor;
 mod doctor;
 mod end_holder;
+mod file_wait;
+mod flock;
+mod flock_compat;
 mod gc;
 mod help;
 mod history;
@@ -40,6 +44,9 @@ use host::signals;
 pub fn run(arguments: Vec<OsString>) -> Exit {
     if let Some(function) = csa::called_as(arguments.first()) {
         return end(csa::run(function, arguments[1..].to_vec()));
+    }
+    if flock::is_called(arguments.first()) {
+        return end(flock::run(&arguments[1..]));
     }
     let cli = match cli::run_without_clap::read(&arguments).map_or_else(|| Cli::read(arguments.clone()), Ok) {
         Ok(cli) => cli,

@@ -16,7 +16,7 @@ pub(crate) use history::{failure, timeline};
 pub(crate) use holder::{FileLocks, Reporter, locked_by, shows_nothing};
 pub(crate) use json::{Document, json};
 pub(crate) use metrics::Metrics;
-pub(crate) use refusal::{RefusalReport, RefusedLock, SettingNames, describe_value, name_and_store};
+pub(crate) use refusal::{RefusalReport, RefusedLock, SettingNames, describe_value, is_of_descriptor, name_and_store};
 pub(crate) use run::{due, in_future, left_by_end, lost_while_waiting, notice, overdue, runs};
 pub(crate) use status_text::{LockBlock, LockTable};
 pub(crate) use table::{OutputStyle, cut, indented, wrapped};

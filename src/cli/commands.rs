@@ -30,8 +30,14 @@ pub struct Lock {
     /// Succeed without acquiring a lock that the caller runs under already; unlock --reentrant is its counterpart
     #[arg(long, conflicts_with_all = ["pid", "print_handle", "ttl", "forever"], help_heading = LOCK)]
     pub reentrant: bool,
+    /// Lock the file that descriptor N is open on, until the last process has closed it, like flock(1)
+    #[arg(
+        long, value_name = "N", value_parser = whole(0, i32::MAX), help_heading = LOCK,
+        conflicts_with_all = ["names", "pid", "print_handle", "reentrant", "ttl", "forever", "slots"]
+    )]
+    pub fd: Option<i32>,
     /// Name of a lock, or path of a file to lock
-    #[arg(value_name = "NAME", required = true)]
+    #[arg(value_name = "NAME", required_unless_present = "fd")]
     pub names: Vec<OsString>,
 }
 
@@ -67,8 +73,14 @@ pub struct Unlock {
     /// Leave a lock that the caller runs under: the counterpart of lock --reentrant
     #[arg(long, conflicts_with_all = ["handle", "all", "force"], help_heading = LOCK)]
     pub reentrant: bool,
+    /// Release the lock of the file that descriptor N is open on, for all processes that have this descriptor
+    #[arg(
+        long, value_name = "N", value_parser = whole(0, i32::MAX), help_heading = LOCK,
+        conflicts_with_all = ["names", "handle", "all", "force", "reentrant"]
+    )]
+    pub fd: Option<i32>,
     /// Name of a lock, or path of its file
-    #[arg(value_name = "NAME", required_unless_present = "all")]
+    #[arg(value_name = "NAME", required_unless_present_any = ["all", "fd"])]
     pub names: Vec<OsString>,
 }
 
@@ -82,6 +94,12 @@ pub struct Unlock {
 pub struct Wait {
     #[command(flatten)]
     pub waiting: Waiting,
+    /// Wait only until no process has the file locked with flock(2), as flock(1) does it; for names that are paths
+    #[arg(long, help_heading = LOCK)]
+    pub flock: bool,
+    /// Wait only until no process has the file locked with fcntl(2), as apt and dpkg do it; for names that are paths
+    #[arg(long, help_heading = LOCK)]
+    pub fcntl: bool,
     /// Name of a lock, or path of its file
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,

@@ -1,7 +1,9 @@
 //! The steps of every command that acquires: request, wait, then the report of a grant or a refusal.
 
+use std::ffi::OsStr;
 use std::num::NonZeroU32;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,14 +12,14 @@ use super::end_holder::{HolderEnd, live_owners};
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
 use crate::exit::Exit;
-use crate::report::{RefusalReport, RefusedLock, Reporter};
+use crate::report::{RefusalReport, RefusedLock, Reporter, is_of_descriptor};
 use engine::environment;
 use engine::{
     AcquireRequest, AcquireResult, Engine, LockStatus, OpenLockSet, Progress, ValueWrite, WaitPolicy, WriteResult,
     acquire_all,
 };
 use host::signals::{Interrupt, Signals};
-use host::{self, ThisProcess, command_of};
+use host::{self, FileLock, ThisProcess, command_of, is_file_locked};
 use lock::error::{Error, ErrorKind, Result};
 use lock::name::escape;
 use lock::{EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal, Waiter};
@@ -194,7 +196,9 @@ impl<'a> Acquisition<'a> {
                         "; it has {has} slots now, and the caller's {wanted} count when the holders are gone"
                     ));
                 }
-                if self.locks_file && matches!(refusal, Refusal::Busy(_)) {
+                if matches!(refusal, Refusal::Busy(_))
+                    && (self.locks_file || report.holders.iter().any(is_of_descriptor))
+                {
                     report.add_file_lock(reporter.file_lock(opened.target(*at), &report.holders).as_ref());
                 }
                 self.refuse(&report, &reporter)
@@ -309,6 +313,26 @@ pub(super) fn report_taken(
             }
         });
         common.note(&format!("lock {name} was acquired, token {token}{}", details.unwrap_or_default()));
+    }
+}
+
+/// Tells a caller that did not wait that another process has locked the file of the acquired lock: the lock alone excludes
+/// no user of flock(1). With `-v` it tells others, too.
+pub(super) fn tell_of_flock(common: &Common, waiting: &Waiting, opened: &OpenLockSet<'_>) {
+    if !waiting.nonblock && !common.verbose {
+        return;
+    }
+    for (target, engine) in opened.each() {
+        let path = Path::new(OsStr::from_bytes(&target.display_name));
+        if !path.is_absolute() || !is_file_locked(path, &[FileLock::Flock]) {
+            continue;
+        }
+        if let Some(file) = Reporter::new(engine).file_lock(target, &[]) {
+            let name = escape(&target.display_name);
+            common.note(&format!(
+                "lock {name} was acquired, but its file is {file}; `csalock run --flock` waits for that too"
+            ));
+        }
     }
 }
 

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use nix::sys::statfs::{Statfs, statfs};
+use nix::unistd::{AccessFlags, access};
 
 use crate::cli::{Common, Taking, Waiting};
 use crate::exit::Exit;
@@ -23,7 +25,7 @@ use host::{ThisProcess, new_owner};
 use lock::error::{Error, ErrorKind, Result};
 use lock::name::{self, escape};
 use lock::{Credentials, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId};
-use store::{Call, Location, refuse_file_mounted_alone};
+use store::{Call, Location, mount, refuse_file_mounted_alone};
 
 /// Maximum number of bytes that are read from the file of a handle.
 const MOST_HANDLE: u64 = 4096;
@@ -83,6 +85,12 @@ impl Context {
     }
 
     pub(super) fn target(&self, typed: &OsStr) -> Result<LockRef> {
+        self.target_for(typed, false)
+    }
+
+    /// If the caller `locks_file` with the kernel, a user who may not write in the file's directory has the record in a
+    /// store of that user, under the file's path. [`Context::record_beside`] names the other record.
+    pub(super) fn target_for(&self, typed: &OsStr, locks_file: bool) -> Result<LockRef> {
         let typed = typed.as_bytes();
         name::check(typed)?;
         if !name::is_path(typed) {
@@ -96,12 +104,45 @@ impl Context {
         let beside = Location::beside(file.parent().unwrap_or(Path::new("/")));
         let (location, name) = match chosen {
             Some(location) if location != beside => (location, display_name.clone()),
+            None if locks_file && !may_write_beside(&beside) => {
+                (environment::writable_store(true)?, display_name.clone())
+            }
             _ => {
                 refuse_file_mounted_alone(&file)?;
                 (beside, file.file_name().unwrap_or(OsStr::new("/")).as_bytes().to_vec())
             }
         };
         Ok(LockRef { location, name, display_name, shell_arg })
+    }
+
+    /// Like [`Context::target`], but for a command that only looks or releases: the lock may be one that this user took
+    /// without the right to write beside the file.
+    pub(super) fn known_target(&self, typed: &OsStr) -> Result<LockRef> {
+        let target = self.target(typed)?;
+        if !target.location.is_beside() || may_write_beside(&target.location) {
+            return Ok(target);
+        }
+        let Ok(location) = environment::writable_store(false) else { return Ok(target) };
+        let engine = self.engine(&location)?;
+        let mut is_known = !engine.record(&target.display_name)?.is_free();
+        // A history that cannot be read has no grants.
+        let _ = engine.each_past(&mut |past| is_known |= past.name == target.display_name);
+        let is_beside = self.engine(&target.location)?.inspect(&target.name).map_or(true, |status| status.is_held());
+        let own = LockRef { location, name: target.display_name.clone(), ..target.clone() };
+        Ok(if is_known && !is_beside { own } else { target })
+    }
+
+    /// The lock beside the file, if the record of `target` is elsewhere only because this user may not write there.
+    pub(super) fn record_beside(&self, target: &LockRef) -> Result<Option<LockRef>> {
+        let path = Path::new(OsStr::from_bytes(&target.display_name));
+        let is_chosen =
+            || self.chosen_store(self.common.store.as_ref(), environment::store_of_file(&target.display_name));
+        if target.location.is_beside() || !path.is_absolute() || is_chosen()?.is_some() {
+            return Ok(None);
+        }
+        let location = Location::beside(path.parent().unwrap_or(Path::new("/")));
+        let name = path.file_name().unwrap_or(OsStr::new("/")).as_bytes().to_vec();
+        Ok(Some(LockRef { location, name, ..target.clone() }))
     }
 
     /// The directory as a path, and the store of the locks of its files.
@@ -116,10 +157,27 @@ impl Context {
         Ok(LockSet::new(typed.iter().map(|name| self.target(name)).collect::<Result<Vec<_>>>()?))
     }
 
-    /// With `reentrant`, leaves out the locks, maybe all, that a grant around this process or a script that waits for this
-    /// process holds now. The grant must be exclusive, or have the mode that is asked for, of no more slots.
-    pub(super) fn lock_set_for(&self, typed: &[OsString], taking: &Taking, reentrant: bool) -> Result<LockSet> {
-        let LockSet { all, first_at } = self.lock_set(typed)?;
+    /// For a caller that `locks_files` with the kernel, or does so where it could not lock a file otherwise.
+    pub(super) fn lock_set_of_files(&self, typed: &[OsString], locks_files: bool) -> Result<LockSet> {
+        let lock_of = |name: &OsString| self.target_for(name, locks_files || can_be_flocked(Path::new(name)));
+        let targets = typed.iter().map(lock_of).collect::<Result<Vec<_>>>()?;
+        for target in &targets {
+            if self.common.verbose && self.record_beside(target)?.is_some() {
+                let (name, url) = (escape(&target.display_name), target.location.url());
+                let store = escape(url.as_encoded_bytes());
+                eprint_line(&format!(
+                    "lock {name} is kept in store {store}, because this user may not write beside the file; the file itself \
+                     is locked too"
+                ));
+            }
+        }
+        Ok(LockSet::new(targets))
+    }
+
+    /// With `reentrant`, leaves out of `set` the locks, maybe all, that a grant around this process or a script that waits
+    /// for this process holds now. The grant must be exclusive, or have the mode that is asked for, of no more slots.
+    pub(super) fn lock_set_for(&self, set: LockSet, taking: &Taking, reentrant: bool) -> Result<LockSet> {
+        let LockSet { all, first_at } = set;
         let mut rest = LockSet { all: Vec::new(), first_at: 0 };
         for (at, target) in all.into_iter().enumerate() {
             if reentrant && self.is_held_around(&target, Some(taking))? {
@@ -266,6 +324,16 @@ impl Context {
         let is_caller = |(at, process): &(usize, ProcessId)| *at < 2 || waiting.contains(process);
         Ok(processes.filter(is_caller).map(|(_, process)| process).collect())
     }
+}
+
+/// This user may read the file, and all callers are on this host. (Some network file systems have flock(2) only there.)
+fn can_be_flocked(path: &Path) -> bool {
+    let is_local = |found: Statfs| mount::network(found.filesystem_type()).is_none();
+    access(path, AccessFlags::R_OK).is_ok() && statfs(path).is_ok_and(is_local)
+}
+
+fn may_write_beside(beside: &Location) -> bool {
+    beside.path().is_none_or(environment::may_write)
 }
 
 /// `text` is a handle, or `@FILE`, which ps(1) does not show to other users.

@@ -76,10 +76,14 @@ fn paths(function: &str, mut files: Vec<OsString>) -> Result<Vec<OsString>> {
     if files.is_empty() {
         return Err(Error::invalid(format!("{function}: FILE is missing"), format!("use: {function} FILE...")));
     }
-    let path = |file: OsString| match file.as_bytes() {
+    Ok(files.into_iter().map(path).collect())
+}
+
+/// The file as a name that means it.
+pub(super) fn path(file: OsString) -> OsString {
+    match file.as_bytes() {
         b"" => file,
         bytes if bytes.contains(&b'/') => file,
         _ => [OsStr::new("./"), &file].into_iter().collect(),
-    };
-    Ok(files.into_iter().map(path).collect())
+    }
 }

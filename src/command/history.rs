@@ -1,6 +1,7 @@
 //! `csalock history`: prints past grants.
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use super::context::{Context, print, print_json};
@@ -13,7 +14,7 @@ use engine::environment;
 use engine::{Engine, LockStatus};
 use lock::error::{Error, ErrorKind, Result};
 use lock::history::Past;
-use lock::name::escape;
+use lock::name::{escape, is_path};
 use lock::{EndReason, Standing};
 use store::Location;
 
@@ -25,7 +26,12 @@ pub(super) struct Filter(Vec<Vec<u8>>);
 
 pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> {
     environment::history()?;
-    let location = context.store()?;
+    let file = options.names.first().filter(|name| is_path(name.as_bytes()) && !glob::is_pattern(name.as_bytes()));
+    let file = file.map(|name| context.known_target(name)).transpose()?;
+    let location = match file.map(|file| file.location) {
+        Some(location) if !location.is_beside() => location,
+        _ => context.store()?,
+    };
     let wanted = Filter::of(context, &options.names)?;
     let engine = context.engine(&location)?;
     // The records are read first: a grant that ends meanwhile is in both lists, never in neither.
@@ -110,7 +116,7 @@ impl Filter {
                 wanted.push(bytes.to_vec());
                 continue;
             }
-            let target = context.target(typed)?;
+            let target = context.known_target(typed)?;
             if target.location.is_beside() {
                 return Err(none_beside_files(&format!("lock {}", escape(&target.display_name))));
             }

@@ -4,17 +4,20 @@
 //! handle is printed. A lease that a keeper renews is provisional until the keeper exists, and the grants of several names
 //! until all of them are there. Any other grant is final with its first commit, because its owner alone proves it.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 
-use super::acquire::{Acquisition, report_taken, request, standing};
+use super::acquire::{Acquisition, report_taken, request, standing, tell_of_flock};
 use super::context::{Context, Results, json_line, print_before};
+use super::descriptor;
+use super::file_wait;
 use crate::cli::{Lock, Renew, Taking, Wait};
 use crate::exit::Exit;
 use crate::report::{RefusedLock, Reporter, json};
@@ -23,7 +26,7 @@ use crate::run::keeper::{KeeperConfig, check_room, spawn_detached};
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use engine::{AcquireRequest, AcquireResult, LockSet, OpenLockSet, RETRY_INTERVAL};
 use host::signals::{self, Signals};
-use host::{Caller, ThisProcess, command_of, may_end_with_call};
+use host::{Caller, FileLock, ThisProcess, command_of, may_end_with_call};
 use lock::error::{Error, ErrorKind, Result};
 use lock::history::Use;
 use lock::name::{escape, shell_quote};
@@ -33,12 +36,15 @@ use store::Call;
 /// Acquires locks. Prints their handle with `--print-handle` or `--json`, and else nothing.
 pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
     let Lock { taking, pid, .. } = options;
+    if let Some(number) = options.fd {
+        return descriptor::lock(context, taking, number);
+    }
     let prints = options.print_handle || context.common.json;
     if options.reentrant && prints {
         let what = "--reentrant has no handle to print, because the lock may be that of the caller";
         return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json or --reentrant out").into());
     }
-    let targets = &context.lock_set_for(&options.names, taking, options.reentrant)?;
+    let targets = &context.lock_set_for(context.lock_set(&options.names)?, taking, options.reentrant)?;
     warn_of_descriptors(context, options);
     if targets.all.is_empty() {
         return Ok(Exit::Done);
@@ -48,6 +54,7 @@ pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
     }
     let exit = ForScript { context, taking, pid: *pid, targets, prints }.acquire(|granted| {
         report_taken(&context.common, granted.opened, granted.grants, granted.evicted, Some(granted.owner));
+        tell_of_flock(&context.common, &taking.waiting, granted.opened);
         if prints {
             let printed = print_before(context, granted.until, &answer(context, options, targets, granted));
             // A handle that cannot be printed is useless.
@@ -97,9 +104,8 @@ fn warn_of_descriptors(context: &Context, options: &Lock) {
         let Some(path) = descriptor.and_then(signals::file_at_start) else { continue };
         let (name, path) = (escape(name.as_bytes()), path.as_os_str().as_bytes());
         context.common.note(&format!(
-            "lock {name} is not the lock of descriptor {name}, which is open on {}; to lock that file, use `csalock lock {}`",
-            escape(path),
-            shell_quote(path)
+            "lock {name} is not the lock of descriptor {name}, which is open on {}; to lock that file, use `csalock lock --fd {name}`",
+            escape(path)
         ));
     }
 }
@@ -290,8 +296,13 @@ impl ForScript<'_> {
     }
 }
 
-/// Waits for each lock in turn. It ends with busy at the first lock that is not free at the timeout.
+/// Waits for each lock in turn, and for the locks of other programs on its file. It ends with busy at the first lock that is not free at the timeout.
 pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
+    let given = [(options.flock, FileLock::Flock), (options.fcntl, FileLock::Fcntl)];
+    let kinds: Vec<FileLock> = given.into_iter().filter_map(|(given, kind)| given.then_some(kind)).collect();
+    if !kinds.is_empty() {
+        return file_wait::wait(context, options, &kinds);
+    }
     let targets = context.lock_set(&options.names)?;
     let opened = targets.open(context)?;
     let (whole, began) = (options.waiting.wait_policy(opened.lease()), context.host.boottime());
@@ -300,7 +311,17 @@ pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
         let reporter = Reporter::new(engine);
         let policy = whole.rest(whole.end(began), context.host.boottime());
         let enclosing = context.enclosing_grants();
-        let status = engine.wait_until_free(&target.name, &policy, &enclosing)?;
+        let path = Path::new(OsStr::from_bytes(&target.display_name));
+        let (status, is_locked) = engine.poll(&target.name, &policy, &mut |engine| {
+            let status = engine.inspect(&target.name)?;
+            let is_locked = status.is_free && path.is_absolute() && file_wait::is_locked(context, path, &FileLock::ALL);
+            let is_final = status.is_free && !is_locked || status.never_ends_within(&enclosing).is_some();
+            Ok((is_final, (status, is_locked)))
+        })?;
+        if is_locked {
+            let refusal = file_wait::refusal(path, &FileLock::ALL);
+            return context.common.refuse(&refusal, options.waiting.exit(refusal.kind), Some(&reporter));
+        }
         let refusal = match status.never_ends_within(&enclosing).filter(|_| !policy.is_none()).cloned() {
             Some(grant) => Some(Refusal::Deadlock(vec![Edge { name: target.name.clone(), grant }])),
             None => (!status.is_free).then(|| Refusal::Busy(standing(status))),

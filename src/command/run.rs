@@ -1,7 +1,6 @@
 //! `csalock run`: a child sleeps until this process has acquired the locks for it, and then becomes the command.
 //! [`crate::run::child`] describes the child, and [`crate::run::supervisor`] what this process does meanwhile.
 
-mod flock_compat;
 mod recurrence;
 
 use std::ffi::{CString, OsStr, OsString};
@@ -11,10 +10,11 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::flock_compat::FlockCompat;
 use self::recurrence::Recurring;
-use super::acquire::{Acquisition, report_taken, request};
+use super::acquire::{Acquisition, report_taken, request, tell_of_flock};
 use super::context::{Context, quoted};
+use super::flock;
+use super::flock_compat::FlockCompat;
 use crate::cli::{Busy, OnLost, Run};
 use crate::exit::Exit;
 use crate::report::notice;
@@ -34,7 +34,14 @@ use lock::{EndedGrant, Grant, Mode, ProcessId};
 pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     let (names, command_line) = checked(context, options)?;
     let began = context.host.boottime();
-    let locks = context.lock_set_for(&names, &options.taking, options.reentrant)?;
+    // Neither the kernel nor the records of one user count slots or the runs of a job.
+    let is_counted = options.taking.slots.is_some() || only_for_one_lock(options).is_some();
+    let locks = if is_counted {
+        context.lock_set(&names)?
+    } else {
+        context.lock_set_of_files(&names, options.flock || options.fcntl)?
+    };
+    let locks = context.lock_set_for(locks, &options.taking, options.reentrant)?;
     if locks.all.is_empty() {
         return Err(command_line.replace_process().into());
     }
@@ -222,6 +229,13 @@ fn run_supervised(call: &RunCall<'_>, child: SleepingChild<'_>, opened: &OpenLoc
         // If that fails, the next call says it.
         let _ = recurring.give_up(opened.engine(0));
     }
+    if call.options.fcntl && matches!(ended, Ok(Exit::Code(1..))) {
+        let name = &call.guarded.locks.first().shell_arg;
+        call.context.common.note(&format!(
+            "the command failed while its file was locked for it with fcntl(2); if it locks that file itself, as apt and \
+             dpkg do, use: csalock wait --fcntl {name} && COMMAND"
+        ));
+    }
     Ok(ended?)
 }
 
@@ -302,15 +316,29 @@ impl RunCall<'_> {
         if let Some(flock_compat) = self.flock_compat {
             match flock_compat.take(opened, acquisition, &mut grants, events)? {
                 ControlFlow::Continue(locked) => files = locked,
-                ControlFlow::Break(exit) => return Ok(ControlFlow::Break(exit)),
+                ControlFlow::Break(Some(exit)) => return Ok(ControlFlow::Break(exit)),
+                ControlFlow::Break(None) => return Ok(ControlFlow::Break(self.interrupted(events.0)?)),
             }
         }
         report_taken(&self.context.common, opened, &grants, evicted, None);
+        if self.flock_compat.is_none() {
+            tell_of_flock(&self.context.common, &self.options.taking.waiting, opened);
+        }
         if let Some(recurring) = self.recurring {
             match acquisition.outlast_outages(opened, &mut |engine| recurring.begin(engine))? {
                 Some(None) => {}
                 Some(Some(exit)) => return Ok(ControlFlow::Break(exit)),
                 None => return Ok(ControlFlow::Break(self.interrupted(events.0)?)),
+            }
+        }
+        if let Some(terms) = &self.options.as_flock {
+            files.iter_mut().for_each(|file| file.stay_locked(terms.close));
+            terms.has_run.set(true);
+            if terms.verbose {
+                flock::tell_of_lock(
+                    self.context.host.boottime().saturating_sub(self.began),
+                    Some(self.guarded.command_line),
+                );
             }
         }
         Ok(ControlFlow::Continue((grants, files)))

@@ -154,7 +154,7 @@ impl<'a> Page<'a> {
                 continue;
             }
             let is_pattern = glob::is_pattern(typed.as_bytes());
-            let target = match self.context.target(typed) {
+            let target = match self.context.known_target(typed) {
                 Err(error) if is_pattern && error.kind() == ErrorKind::Unavailable => {
                     patterns.push(typed.as_bytes());
                     continue;

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use super::acquire::command_of_caller;
 use super::context::{Context, LockRef, Results, print};
+use super::descriptor;
 use super::end_holder::{HolderEnd, live_owners};
 use crate::cli::{Unlock, Waiting};
 use crate::exit::Exit;
 use crate::glob;
-use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, json};
+use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, is_of_descriptor, json};
 use engine::{Broken, Engine, WaitPolicy};
 use host::ThisProcess;
 use lock::duration::Backoff;
@@ -45,6 +46,9 @@ struct Freed {
 type Unlocked = std::result::Result<Freed, NotHolder>;
 
 pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
+    if let Some(number) = options.fd {
+        return descriptor::unlock(context, number);
+    }
     check_force(options)?;
     let this = ThisProcess::default();
     let mut results = Results::new(&context.common);
@@ -375,7 +379,7 @@ fn named(context: &Context, options: &Unlock, results: &mut Results<'_>) -> Resu
             targets.extend(everything_held(context, name, results)?);
             continue;
         }
-        let target = context.target(name)?;
+        let target = context.known_target(name)?;
         if !options.reentrant || !context.is_held_around(&target, None)? {
             targets.push((target, Chosen::Name));
         }
@@ -429,6 +433,10 @@ fn everything_owned(
                 }
             };
             for (grant, owner) in status.record.holders.iter().zip(&status.owners) {
+                // The close of its descriptor, or unlock --fd, releases such a lock.
+                if is_of_descriptor(grant) {
+                    continue;
+                }
                 let is_owned = credentials.space.contains(&grant.owner.domain)
                     && !under.contains(&grant.proof)
                     && owner.is_some_and(|owner| credentials.owners.contains(&owner));

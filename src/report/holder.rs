@@ -185,6 +185,7 @@ impl<'a> Reporter<'a> {
                 return format!("while it lives{}", stopped.unwrap_or_default());
             }
             Lifetime::OwnerDied => "no longer",
+            Lifetime::Descriptor(_) => "while a process has its descriptor",
             Lifetime::Ttl(most) => return format!("for at most {}", span(Duration::from_millis(*most))),
             Lifetime::ExpiresAt(lease) => return format!("until {} at the latest", self.time(lease.wall)),
             Lifetime::UntilReleased => match self.liveness(&grant.owner) {

@@ -10,7 +10,7 @@ use engine::LockRef;
 use engine::environment;
 use lock::error::{Error, ErrorKind};
 use lock::name::{escape, shell_quote};
-use lock::{Edge, EndReason, EndedGrant, Grant, Mode, NotHolder, Refusal, Successor, Value, WriteRefusal};
+use lock::{Edge, EndReason, EndedGrant, Grant, Lifetime, Mode, NotHolder, Refusal, Successor, Value, WriteRefusal};
 
 /// A refusal or an error: the lock, the problem, the next step, and the holders that stand in the way.
 #[derive(Debug, Clone)]
@@ -67,6 +67,13 @@ pub(crate) struct RefusedLock<'a> {
     pub(crate) similar: Option<LockRef>,
     /// Other processes that have locked the file of the lock, for which its holders may wait.
     pub(crate) file: Option<FileLocks>,
+}
+
+/// How to release a lock of `lock --fd`.
+const OF_DESCRIPTOR: &str = "close its descriptor N, or release it with `csalock unlock --fd N`";
+
+pub(crate) fn is_of_descriptor(grant: &Grant) -> bool {
+    matches!(grant.lifetime, Lifetime::Descriptor(_))
 }
 
 /// Hints name options, or variables for a caller without options.
@@ -178,6 +185,7 @@ impl<'a> RefusedLock<'a> {
             let held = self.reporter.holder(&own.grant);
             let message = format!("{self}: the caller holds it already, so waiting would never end: {held}");
             let hint = match own.grant.owner.supervisor {
+                None if is_of_descriptor(&own.grant) => OF_DESCRIPTOR.to_string(),
                 None if own.grant.mode != Mode::Exclusive => {
                     format!("release it first with {}", self.csalock("unlock"))
                 }
@@ -232,7 +240,8 @@ impl<'a> RefusedLock<'a> {
     /// `ending` is that of the caller's own grant.
     fn not_owner(&self, holders: &[Grant], ending: Option<&EndedGrant>) -> RefusalReport {
         let before = ending.map(|ending| format!("; before, it was held by {}", self.reporter.ending(ending)));
-        let hint = self.how_to_unclaim(holders).unwrap_or_else(|| {
+        let of_descriptor = holders.iter().all(is_of_descriptor).then(|| OF_DESCRIPTOR.to_string());
+        let hint = self.how_to_unclaim(holders).or(of_descriptor).unwrap_or_else(|| {
             let handle = format!("give its handle with {}", self.settings.handle);
             let (end, trap) =
                 (self.how_to_end(holders), if self.is_unlocked { "set the trap after the lock, or " } else { "" });

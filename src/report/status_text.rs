@@ -102,6 +102,7 @@ impl LockTable {
         match &grant.lifetime {
             _ if !standing.holds() => "over".to_string(),
             Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_) | Lifetime::Keepalive(_) => "alive".to_string(),
+            Lifetime::Descriptor(_) => "closed".to_string(),
             Lifetime::OwnerDied => "over".to_string(),
             Lifetime::UntilReleased => "forever".to_string(),
             Lifetime::Ttl(most) => span(Duration::from_millis(*most)),
@@ -259,6 +260,7 @@ impl LockBlock<'_> {
                 format!("its process ends, or {} (in {})", self.reporter.time(lease.wall), span(rest))
             }
             (Lifetime::UntilReleased, _) => "it is released".to_string(),
+            (Lifetime::Descriptor(_), _) => "the last process closes its descriptor".to_string(),
         }
     }
 

@@ -75,6 +75,10 @@ impl CommandLine {
         self.words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>().join(&b' ')
     }
 
+    pub fn program(&self) -> &OsStr {
+        OsStr::from_bytes(self.words[0].as_bytes())
+    }
+
     /// With the signals, descriptors and variables of the start. Returns only if that fails.
     pub fn replace_process(&self) -> Error {
         signals::restore_most();

@@ -6,7 +6,7 @@
 //! blocks in it. csalock waits for the end of the helper, a signal or the timeout, whatever comes first. No process
 //! polls, and waiters queue in the kernel.
 
-#![expect(unsafe_code, reason = "fork")]
+#![expect(unsafe_code, reason = "fork, and descriptors that are numbers of the command line")]
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -29,7 +29,7 @@ use super::detach::exit_now;
 use super::exec::to_be_inherited;
 use super::timer::wait_readable;
 use crate::exit::Exit;
-use host::signals::Signals;
+use host::signals::{self, Signals};
 use host::{FileLock, Host, WakeSocket, pidfd_of};
 use lock::Mode as LockMode;
 use lock::error::{Error, ErrorKind, Result, errno_of};
@@ -44,6 +44,9 @@ pub struct Flock {
     kind: FileLock,
     file: File,
     path: PathBuf,
+    /// The command gets the open file.
+    pub(super) is_inherited: bool,
+    stays_locked: bool,
 }
 
 #[derive(Debug)]
@@ -72,11 +75,19 @@ pub struct FlockWait<'a> {
 }
 
 impl Flock {
-    /// A missing file is created. Without `wait` it tries once.
-    pub fn take(kind: FileLock, path: &Path, mode: LockMode, mut wait: Option<&mut FlockWait<'_>>) -> Result<Flocked> {
-        let mut access = OFlag::O_RDONLY;
+    /// A missing file is created, unless there is a descriptor of it to lock. Without `wait` it tries once.
+    pub fn take(
+        kind: FileLock,
+        (path, descriptor): (&Path, Option<&File>),
+        mode: LockMode,
+        mut wait: Option<&mut FlockWait<'_>>,
+    ) -> Result<Flocked> {
+        let mut access = if descriptor.is_some() { OFlag::O_RDWR } else { OFlag::O_RDONLY };
         for _ in 0..MOST_REPLACED {
-            let file = open(kind, path, access)?;
+            let file = match descriptor {
+                Some(file) => file.try_clone().map_err(|error| Error::os(errno_of(error), "duplicate", path))?,
+                None => open(kind, path, access)?,
+            };
             match lock(kind, &file, mode, false) {
                 Ok(()) => {}
                 // A write lock of fcntl(2), by which NFS implements flock(2), needs a writable descriptor.
@@ -94,8 +105,9 @@ impl Flock {
                 },
                 Err(errno) => return Err(Error::os(errno, "lock", path)),
             }
-            if is_still(&file, path)? {
-                return Ok(Flocked::Held(Flock { kind, file, path: path.to_path_buf() }));
+            if descriptor.is_some() || is_still(&file, path)? {
+                let (path, is_inherited, stays_locked) = (path.to_path_buf(), true, false);
+                return Ok(Flocked::Held(Flock { kind, file, path, is_inherited, stays_locked }));
             }
         }
         let what = format!("file {} was replaced whenever it was locked", escape_path(path));
@@ -112,8 +124,16 @@ impl Flock {
         to_be_inherited(&self.file).map_err(|errno| Error::os(errno, "keep open", &self.path))
     }
 
+    /// From now on only the end of the last process that has it open unlocks the file; `close` keeps it from the command.
+    pub fn stay_locked(&mut self, close: bool) {
+        (self.is_inherited, self.stays_locked) = (!close, true);
+    }
+
     /// Unlocks the file, even if other processes still have it open.
     pub fn unlock(self) {
+        if self.stays_locked {
+            return;
+        }
         // The drop closes the descriptor even if the unlock fails, which is nearly as good.
         let _ = match self.kind {
             FileLock::Flock => fs2::FileExt::unlock(&self.file).map_err(errno_of),
@@ -128,9 +148,23 @@ impl AsFd for Flock {
     }
 }
 
+/// A copy of a descriptor that the caller has left to this process, so that both share its locks.
+pub fn inherited(number: i32) -> Result<File> {
+    let is_closed = u32::try_from(number).is_ok_and(|number| number < 3 && signals::was_closed(number));
+    // SAFETY: a number that is not open fails with EBADF. csalock has opened no file yet that it could mean.
+    let copy = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned();
+    match copy {
+        Ok(copy) if !is_closed => Ok(copy.into()),
+        _ => Err(Error::invalid(
+            format!("descriptor {number} is not open"),
+            format!("open it first: exec {number}> FILE; ksh and mksh pass it on only with {number}>&{number}"),
+        )),
+    }
+}
+
 /// Opens the file as flock(1) does, without waiting for the other end of a pipe. The path is already resolved, so a
 /// link at its end is another file than the requested file.
-fn open(kind: FileLock, path: &Path, access: OFlag) -> Result<File> {
+pub fn open(kind: FileLock, path: &Path, access: OFlag) -> Result<File> {
     let call = kind.name();
     let flags = access | OFlag::O_NOCTTY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let opened = match nix::fcntl::open(path, flags, Mode::empty()) {
@@ -182,6 +216,18 @@ fn ofd_lock(file: &File, how: i32, blocks: bool) -> nix::Result<()> {
         Err(Errno::EACCES) => Err(Errno::EWOULDBLOCK),
         Err(errno) => Err(errno),
     }
+}
+
+/// Another process has locked the file, which exists. flock(2) has no such question: here it locks the file for a moment.
+pub fn is_locked(kind: FileLock, path: &Path) -> Result<bool> {
+    let file = open(kind, path, OFlag::O_RDONLY)?;
+    if kind == FileLock::Flock {
+        return Ok(lock(kind, &file, LockMode::Exclusive, false) == Err(Errno::EWOULDBLOCK));
+    }
+    let (l_type, l_whence) = (libc::F_WRLCK as i16, libc::SEEK_SET as i16);
+    let mut whole = libc::flock { l_type, l_whence, l_start: 0, l_len: 0, l_pid: 0 };
+    fcntl(&file, FcntlArg::F_OFD_GETLK(&mut whole)).map_err(|errno| Error::os(errno, "look at", path))?;
+    Ok(i32::from(whole.l_type) != libc::F_UNLCK)
 }
 
 fn is_still(file: &File, path: &Path) -> Result<bool> {
@@ -306,7 +352,7 @@ mod tests {
     fn readers_share_the_file_and_a_writer_has_it_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = fs::canonicalize(dir.path()).unwrap().join("file");
-        let take = |mode| match Flock::take(FileLock::Flock, &path, mode, None) {
+        let take = |mode| match Flock::take(FileLock::Flock, (&path, None), mode, None) {
             Ok(Flocked::Held(flock)) => Some(flock),
             Ok(Flocked::Busy) => None,
             other => panic!("{other:?}"),
@@ -324,7 +370,9 @@ mod tests {
     fn two_names_of_one_file_are_recognized() {
         let dir = tempfile::tempdir().unwrap();
         let [path, other, none] = ["file", "other", "none"].map(|name| dir.path().join(name));
-        let Ok(Flocked::Held(flock)) = Flock::take(FileLock::Flock, &path, LockMode::Exclusive, None) else { panic!() };
+        let Ok(Flocked::Held(flock)) = Flock::take(FileLock::Flock, (&path, None), LockMode::Exclusive, None) else {
+            panic!()
+        };
         fs::hard_link(&path, &other).unwrap();
         assert!(
             flock.is_of(FileLock::Flock, &path)
@@ -339,7 +387,12 @@ mod tests {
     fn a_file_that_cannot_be_opened_is_reported_with_its_exit_code() {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("file", dir.path().join("link")).unwrap();
-        let exit = |name: &str| match Flock::take(FileLock::Flock, &dir.path().join(name), LockMode::Exclusive, None) {
+        let exit = |name: &str| match Flock::take(
+            FileLock::Flock,
+            (&dir.path().join(name), None),
+            LockMode::Exclusive,
+            None,
+        ) {
             Err(error) => error.kind(),
             other => panic!("{name}: {other:?}"),
         };

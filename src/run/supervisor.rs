@@ -89,10 +89,12 @@ impl<'a> Supervisor<'a> {
         let keeper = keeper.map(|(config, lease_changed)| {
             Keeper::new(KeeperConfig { tree: tree.as_ref(), ..config }, wake_socket.as_ref(), lease_changed)
         });
-        let mut command = match self.start_keeper(keeper.as_ref(), grants).and_then(|()| child.start(numbers, &files)) {
-            Ok(command) => command,
-            Err(error) => return self.give_up(keeper.as_ref(), error),
-        };
+        let inherited: Vec<&Flock> = files.iter().filter(|file| file.is_inherited).collect();
+        let mut command =
+            match self.start_keeper(keeper.as_ref(), grants).and_then(|()| child.start(numbers, &inherited)) {
+                Ok(command) => command,
+                Err(error) => return self.give_up(keeper.as_ref(), error),
+            };
         // The host caches the answer now, while the command runs, so that the release need not wait for it.
         let _ = self.guarded.context.host.domain();
         let watched = (process, tree.as_ref());

@@ -4,9 +4,9 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use lock::{
-    ClockReading, EndReason, EndRequest, EndedGrant, Grant, Handle, HandleHash, JobState, Lease, LeaseClock,
-    LeaseStart, Lifetime, Mode, Owner, Pages, PidDomain, ProcessId, Promise, Record, Replacement, Runs, Sighting,
-    Success, Value, WaitEdge, Waiter,
+    ClockReading, DescriptorLock, EndReason, EndRequest, EndedGrant, Grant, Handle, HandleHash, JobState, Lease,
+    LeaseClock, LeaseStart, Lifetime, Mode, Owner, Pages, PidDomain, ProcessId, Promise, Record, Replacement, Runs,
+    Sighting, Success, Value, WaitEdge, Waiter,
 };
 
 pub(super) struct Source<'a>(pub(super) &'a [u8]);
@@ -86,13 +86,14 @@ impl Source<'_> {
     }
 
     fn lifetime(&mut self) -> Lifetime {
-        match self.byte() % 7 {
+        match self.byte() % 8 {
             0 => Lifetime::WhileOwnerLives,
             1 => Lifetime::Ttl(self.number()),
             2 => Lifetime::ExpiresAt(self.lease()),
             3 => Lifetime::KeepalivePending(self.number()),
             4 => Lifetime::Keepalive(self.lease()),
             5 => Lifetime::OwnerDied,
+            6 => Lifetime::Descriptor(DescriptorLock { place: self.text(), taker: self.number() as i32 }),
             _ => Lifetime::UntilReleased,
         }
     }

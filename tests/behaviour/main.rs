@@ -36,8 +36,9 @@ const ON_SSH: [&str; 2] = ["hosts", "queue"];
 
 /// Modules about words, terminals, shells, signals and rules, which hardly depend on the store. A quick run tries them in a
 /// directory only.
-const IN_A_DIRECTORY: [&str; 18] = [
+const IN_A_DIRECTORY: [&str; 19] = [
     "answers",
+    "by_descriptor",
     "command_line",
     "deadlock",
     "descriptors",
@@ -137,7 +138,9 @@ macro_rules! tests_on {
 }
 
 mod answers;
+mod as_flock;
 mod broken;
+mod by_descriptor;
 mod claims;
 mod cleaners;
 mod clocks;

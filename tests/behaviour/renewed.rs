@@ -1,10 +1,11 @@
 //! Stores that other hosts may share: a lock lasts while its owner lives, by leases that a keeper renews.
 
+use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::sandbox::proc::{children, lives, private_kibibytes, stat_field};
-use crate::sandbox::{Call, Job, Kind, Sandbox, has_namespaces, wait_until};
+use crate::sandbox::{Call, Job, Kind, Sandbox, has_namespaces, skip, wait_until};
 use store::Call as StoreCall;
 
 /// Short, but long enough for a machine that has other things to do.
@@ -100,6 +101,40 @@ fn send(pid: i32, signal: Signal) {
 
 fn is_stopped(pid: i32) -> bool {
     crate::sandbox::proc::stat(pid).is_some_and(|(state, _)| state == 'T')
+}
+
+/// A stopped thread that stays stopped until the drop, even if its process is continued.
+struct Traced(Pid);
+
+impl Traced {
+    fn new(thread: i32) -> Option<Traced> {
+        let thread = Pid::from_raw(thread);
+        match ptrace::seize(thread, ptrace::Options::empty()) {
+            Ok(()) => Some(Traced(thread)),
+            Err(errno) => {
+                skip("a thread that stands still", &format!("ptrace(2): {}", errno.desc()));
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        let _ = ptrace::detach(self.0, None);
+    }
+}
+
+fn threads(pid: i32) -> Vec<i32> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap()).collect()
+}
+
+/// The number of times that the thread has waited for something.
+fn voluntary_switches(pid: i32, thread: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).unwrap();
+    let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
+    count.trim().parse().unwrap()
 }
 
 /// Stops these processes, as a machine that sleeps does, until the lease of lock x is long over.
@@ -323,6 +358,23 @@ on_every_shared_store! {
         let keeper = the_keeper(sandbox);
         sleep_beyond_the_lease(sandbox, &[keeper, job.pid()]);
         send(keeper, Signal::SIGCONT);
+        wait_until("the command is ended", || !lives(job.pid()));
+        assert_eq!(job.wait().signal, Some(9));
+    }
+
+    fn a_renewal_after_a_sleep_saves_no_command_without_a_supervisor(sandbox: &Sandbox) {
+        let mut job = csalock(sandbox, &["run", "-F", "x", "dash", "-c", "echo; cat; :"]).spawn();
+        job.lines(1);
+        let keeper = the_keeper(sandbox);
+        sleep_beyond_the_lease(sandbox, &[keeper, job.pid()]);
+        // The first thread, which ends commands, stands still while the one that renews goes on.
+        let Some(first) = Traced::new(keeper) else { return };
+        let other = threads(keeper).into_iter().find(|thread| *thread != keeper).unwrap();
+        let looks = || voluntary_switches(keeper, other);
+        let before = looks();
+        send(keeper, Signal::SIGCONT);
+        wait_until("the other thread has looked several times", || looks() > before + 8);
+        drop(first);
         wait_until("the command is ended", || !lives(job.pid()));
         assert_eq!(job.wait().signal, Some(9));
     }

@@ -214,7 +214,9 @@ on_every_store! {
             return;
         }
         let call = if is_root { sandbox.call("unshare", ["-m", "dash", "-c", &own]) } else { sandbox.script("dash", script) };
-        call.without("CSALOCK_STORE").stdout("81\n0\n81\n").run();
+        let created = "csalock: created the store dir:SANDBOX/state/csalock, where XDG_STATE_HOME says; cron may not have this \
+                       variable, so set CSALOCK_STORE in both\n";
+        call.without("CSALOCK_STORE").stdout("81\n0\n81\n").stderr(if is_root { "" } else { created }).run();
     }
 
     fn unlock_all_leaves_the_lock_that_the_script_was_started_under(sandbox: &Sandbox) {

@@ -231,14 +231,14 @@ fn a_child_that_forks_and_ends_between_the_looks_of_the_supervisor_does_not_end_
 
 /// A job that a script started before it became csalock. It ends when the file `fork` is there, and leaves another one.
 fn with_earlier_job<'a>(sandbox: &'a Sandbox, command: &str) -> Call<'a> {
-    sandbox.script("dash", &format!("{FORKING} exec csalock run --tree x dash -c \"touch runs; {command}\""))
+    sandbox.script("dash", &format!("{FORKING} exec csalock run --tree x dash -c \"{command}\""))
 }
 
 #[test]
 fn jobs_that_began_before_do_not_count_and_are_not_ended() {
     let sandbox = Sandbox::new(Kind::Directory);
     for signal in [None, Some(Signal::SIGTERM), Some(Signal::SIGUSR1), Some(Signal::SIGKILL)] {
-        let waits = "trap 'exit 5' TERM; trap 'exit 6' USR1; until [ -e end ]; do sleep 0.01; done; exit 3";
+        let waits = "trap 'exit 5' TERM; trap 'exit 6' USR1; touch runs; until [ -e end ]; do sleep 0.01; done; exit 3";
         let job = with_earlier_job(&sandbox, waits).spawn();
         wait_until("it runs", || sandbox.path("files/runs").exists());
         let first = pid_in(&sandbox, "first");

@@ -14,6 +14,7 @@ mod etcd;
 mod forged;
 mod hidden;
 mod left;
+mod unwritable;
 
 /// A user of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

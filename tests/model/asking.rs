@@ -264,6 +264,7 @@ impl World {
             owners,
             claim: None,
             space: home(self.actors[at].host).into(),
+            descriptor: None,
             orphan: None,
             supervises: false,
             repeated: actor.repeated,

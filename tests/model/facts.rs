@@ -60,6 +60,7 @@ impl Known {
             Query::Frozen(at, process) => {
                 Known::NotFrozen((0..8).find(|known| home(*known) == *at).unwrap(), process.pid)
             }
+            Query::Descriptor(..) => unreachable!("no caller locks a descriptor"),
             Query::LeaseExpired(lease) => Known::Over(lease.ends, state.is_over(lease.ends)),
             Query::Outlasts(lease) => Known::NotOutlasted(lease.ends),
             Query::Committed(proof) => Known::Undecided(super::world::whose(proof).unwrap()),

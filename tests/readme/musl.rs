@@ -46,7 +46,14 @@ impl Machine {
                     mkdir -p {root}/target/$CARGO_BUILD_TARGET/release
                     cp {root}/program-$CARGO_BUILD_TARGET {root}/target/$CARGO_BUILD_TARGET/release/csalock
                     ;;
-                *) PATH='{real}' exec cargo "$@" ;;
+                *)
+                    # The build of the tests has fetched the crates for the host only.
+                    for word; do
+                        shift
+                        set -- "$@" "$(echo "$word" | sed 's/-linux-musl$/-linux-gnu/')"
+                    done
+                    PATH='{real}' exec cargo "$@"
+                    ;;
                 esac"#,
                 root = machine.0.path().display(),
                 real = std::env::var("PATH").unwrap()

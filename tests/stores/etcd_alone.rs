@@ -175,7 +175,7 @@ fn one_request_finds_out_about_many_leases() {
         seen.fetch_add(1, Ordering::SeqCst);
         Fate::default()
     });
-    let store = open(&rig.is_in().to_str().unwrap().replace(server, &between.address));
+    let store = open(&rig.place.shown().unwrap().replace(server, &between.address));
     store.leases().look_ahead(Call::default(), &leases.iter().collect::<Vec<_>>()).unwrap();
     assert!(lasting.iter().all(|lease| !store.leases().is_expired(Call::default(), lease).unwrap()));
     assert_eq!(count.load(Ordering::SeqCst), 1);

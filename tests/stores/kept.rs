@@ -5,51 +5,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use lock::error::ErrorKind;
-use store::{Call, Durability, Version, WriteOptions};
+use store::{Durability, WriteOptions};
 
 use crate::rig::{Effects, Kind, Rig, stored};
 
-const ALL: [Durability; 3] = [Durability::Volatile, Durability::Atomic, Durability::Durable];
-
 const PRIVATE: WriteOptions = WriteOptions { durability: Durability::Volatile, mode: Some(0o600) };
-
-pub(crate) fn swaps_of_every_durability_do_the_same(rig: &Rig) {
-    for first in ALL {
-        for second in ALL {
-            for third in ALL {
-                born_changed_and_removed(rig, [first, second, third]);
-            }
-        }
-    }
-    rig.store.sweep(Call::default(), false).unwrap();
-    assert_eq!(rig.bodies(), [b""; 0]);
-}
-
-fn born_changed_and_removed(rig: &Rig, durabilities: [Durability; 3]) {
-    let [born, changed, removed] = durabilities.map(|durability| WriteOptions { durability, mode: None });
-    let swap = |name: &str, expect: Option<&Version>, body: Option<&str>, keep| {
-        rig.store.swap_with(name.as_bytes(), expect, body.map(str::as_bytes), keep).unwrap()
-    };
-    // More than one, since one of them may leave other traces than the rest.
-    for name in ["x", "y"] {
-        let old = stored(swap(name, None, Some("old"), born));
-        assert!(!swap(name, None, Some("other"), born).is_done());
-        assert_eq!(rig.body(name.as_bytes()).unwrap(), b"old");
-        let new = stored(swap(name, Some(&old), Some("new"), changed));
-        assert!(new.number > old.number);
-        assert!(!swap(name, Some(&old), Some("other"), changed).is_done());
-        assert_eq!(rig.body(name.as_bytes()).unwrap(), b"new");
-        assert!(!swap(name, Some(&old), None, removed).is_done());
-        let gone = stored(swap(name, Some(&new), None, removed));
-        assert_eq!(rig.body(name.as_bytes()), None);
-        assert!(!swap(name, Some(&new), None, removed).is_done());
-        // And one that was never changed.
-        let again = stored(swap(name, None, Some("again"), born));
-        assert!(again.number > gone.number);
-        stored(swap(name, Some(&again), None, removed));
-        assert_eq!(rig.store.read(Call::default(), name.as_bytes()).unwrap(), None);
-    }
-}
 
 pub(crate) fn a_record_has_the_mode_of_the_store_without_missing_bits(rig: &Rig) {
     // The umask takes some of these away from a directory; then the store decides.

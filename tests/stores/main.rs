@@ -1,4 +1,5 @@
-//! The promises of every store (`crates/store/src/lib.rs`), as one suite that runs on every store.
+//! The promises of every store (`crates/store/src/lib.rs`) on every store: `tests/conformance` as one test for each promise, and
+//! what needs several processes, an engine, a trace or a server.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests start processes and tell them their part in the environment")]
@@ -22,7 +23,6 @@ mod postgres_attacks;
 mod postgres_logins;
 #[path = "../programs/mod.rs"]
 mod programs;
-mod promises;
 mod rig;
 #[path = "../ssh/mod.rs"]
 mod ssh;
@@ -30,6 +30,8 @@ mod storms;
 #[path = "../supervised/mod.rs"]
 mod supervised;
 mod traced;
+
+use conformance::promises;
 
 /// One `#[test]` per promise and store.
 macro_rules! keep {
@@ -49,31 +51,7 @@ macro_rules! keep {
 }
 
 mod every_store {
-    keep! { promises on memory, directory, beside, sqlite, etcd, postgres, pooled, ssh: {
-        a_record_that_was_never_written_is_absent
-        a_written_record_is_read_back
-        the_first_swap_expects_none
-        a_stale_version_conflicts_and_changes_nothing
-        a_version_that_never_was_conflicts
-        an_absent_record_cannot_be_removed_as_if_it_were_there
-        an_absence_that_another_opener_ended_conflicts
-        a_removed_record_is_absent_and_its_next_number_is_greater_than_all_before
-        numbers_grow_and_no_two_versions_are_equal
-        names_of_every_kind_are_records_of_their_own
-        bodies_of_every_size_are_kept_exactly
-        a_scan_sees_every_record_once
-        a_scan_stops_on_request
-        a_scan_may_remove_the_records_that_it_sees
-        a_scan_sees_a_lasting_record_once_while_others_come_and_go
-        opening_and_asking_create_nothing
-        a_second_opener_sees_the_same_records
-        many_acquisitions_leave_no_leftovers
-        a_change_that_needs_the_end_of_a_lease_conflicts_while_the_lease_lasts
-        the_place_of_a_record_shows_its_name_escaped
-        a_commit_stands_before_it_is_finished
-        lines_of_history_come_back_in_order
-        the_time_of_a_store_is_that_of_the_host_that_keeps_it
-    } }
+    conformance::with_every_promise! { keep promises on memory, directory, beside, sqlite, etcd, postgres, pooled, ssh: }
 }
 
 mod stores_that_know_what_a_commit_conflicts_with {
@@ -115,9 +93,6 @@ mod stores_that_others_change_meanwhile {
 }
 
 mod durable_stores {
-    keep! { kept on memory, directory, beside, sqlite, etcd, postgres, pooled, ssh: {
-        swaps_of_every_durability_do_the_same
-    } }
     mod modes {
         keep! { kept on directory, beside: {
             a_record_has_the_mode_of_the_store_without_missing_bits

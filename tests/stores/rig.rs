@@ -1,16 +1,16 @@
 //! A store to test, in a place of its own that goes away afterwards.
 
-use std::fs;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use conformance::footprint_of_files;
+pub(crate) use conformance::{Effects, stored};
 use directory::Directory;
-use host::{Fake, Host, Unix};
-use lock::Lease;
-use lock::history::HistoryLimits;
+use host::{Host, Unix};
 use sqlite::Sqlite;
-use store::{Call, CommitResult, Layout, LinesOfHistory, Memory, Store, Version, Write, WriteOptions, WriteSet};
+use store::{Layout, Location, Memory, Store};
 use tempfile::TempDir;
 
 use crate::{etcd, postgres, ssh};
@@ -55,10 +55,73 @@ impl Kind {
 
 pub(crate) struct Rig {
     pub(crate) kind: Kind,
-    pub(crate) store: Arc<dyn Store>,
-    place: TempDir,
     /// The place of the store: a path, or for etcd a URL.
     path: PathBuf,
+    around: PathBuf,
+    rig: conformance::Rig,
+}
+
+impl Deref for Rig {
+    type Target = conformance::Rig;
+
+    fn deref(&self) -> &conformance::Rig {
+        &self.rig
+    }
+}
+
+/// The place of a store: see [`Rig`].
+struct Place {
+    kind: Kind,
+    path: PathBuf,
+    around: TempDir,
+    /// A store in memory is there once.
+    memory: OnceLock<Arc<dyn Store>>,
+}
+
+impl conformance::Place for Place {
+    fn open(&self, host: Arc<dyn Host>) -> Arc<dyn Store> {
+        self.kind.open(&self.path, host)
+    }
+
+    fn again(&self) -> Arc<dyn Store> {
+        let open = || self.open(Arc::new(Unix::new()));
+        if self.kind == Kind::Memory { self.memory.get_or_init(open).clone() } else { open() }
+    }
+
+    fn open_shared(&self, host: Arc<dyn Host>) -> Option<Arc<dyn Store>> {
+        let shared = Location::Directory { path: self.path.clone(), layout: Layout::Own, shared: true };
+        (self.kind == Kind::Directory).then(|| engine::stores::open(&shared, &|_| None, host).unwrap().into())
+    }
+
+    /// How many files and directories there are, and how many bytes; or keys, and bytes of these and their values.
+    fn footprint(&self) -> (u64, u64) {
+        if self.kind == Kind::Etcd {
+            let prefix = self.path.to_str().unwrap().rsplit('/').next().unwrap();
+            let ours = etcd::shared().unwrap().ctl(&["get", "--prefix", &format!("{prefix}/"), "--hex"]);
+            return (ours.lines().filter(|line| !line.is_empty()).count() as u64, ours.len() as u64);
+        }
+        if self.kind == Kind::Postgres {
+            return postgres_footprint(self.path.to_str().unwrap().rsplit('=').next().unwrap());
+        }
+        footprint_of_files(self.around.path())
+    }
+
+    fn shown(&self) -> Option<&str> {
+        let shown = if self.is_on_server() { &self.path } else { self.around.path() };
+        (self.kind != Kind::Memory).then(|| shown.to_str().unwrap())
+    }
+
+    fn path(&self) -> Option<&Path> {
+        (self.kind != Kind::Memory && !self.is_on_server()).then_some(&self.path)
+    }
+
+    fn is_on_server(&self) -> bool {
+        matches!(self.kind, Kind::Etcd | Kind::Postgres | Kind::Ssh)
+    }
+
+    fn keeps_history(&self) -> bool {
+        self.kind != Kind::Beside
+    }
 }
 
 impl Rig {
@@ -107,100 +170,26 @@ impl Rig {
         Rig::at(kind, place, path)
     }
 
-    fn at(kind: Kind, place: TempDir, path: PathBuf) -> Rig {
-        let store = kind.open(&path, Arc::new(Unix::new()));
-        Rig { kind, store, place, path }
+    fn at(kind: Kind, around: TempDir, path: PathBuf) -> Rig {
+        let (of_store, of_test) = (path.clone(), around.path().to_path_buf());
+        let place = Place { kind, path, around, memory: OnceLock::new() };
+        Rig { kind, path: of_store, around: of_test, rig: conformance::Rig::new(place) }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
         self.path.clone()
     }
 
-    /// The name in the place of each of its records.
-    pub(crate) fn is_in(&self) -> &Path {
-        if self.is_on_servers() { &self.path } else { self.around() }
-    }
-
     /// Waits for what the dead had asked for and a server has not done yet.
     pub(crate) fn await_last_words(&self) {
-        if self.is_on_servers() {
+        if self.place.is_on_server() {
             std::thread::sleep(Duration::from_millis(100));
         }
     }
 
-    pub(crate) fn is_on_servers(&self) -> bool {
-        matches!(self.kind, Kind::Etcd | Kind::Postgres | Kind::Ssh)
-    }
-
-    /// Number of acquisitions after which leftovers would show.
-    pub(crate) fn many(&self) -> u32 {
-        if self.is_on_servers() { 1000 } else { 10_000 }
-    }
-
     /// The directory that is for this test alone, with the store in it.
     pub(crate) fn around(&self) -> &Path {
-        self.place.path()
-    }
-
-    pub(crate) fn again(&self) -> Arc<dyn Store> {
-        match self.kind {
-            Kind::Memory => self.store.clone(),
-            kind => kind.open(&self.path(), Arc::new(Unix::new())),
-        }
-    }
-
-    /// Opens the same kind of store on a host whose clocks the test sets.
-    pub(crate) fn faked(&self) -> (Arc<dyn Store>, Fake) {
-        let fake = Fake::new(1);
-        (self.kind.open(&self.path(), Arc::new(fake.clone())), fake)
-    }
-
-    /// How many files and directories there are, and how many bytes; or keys, and bytes of these and their values.
-    pub(crate) fn footprint(&self) -> (u64, u64) {
-        if self.kind == Kind::Etcd {
-            let prefix = self.path.to_str().unwrap().rsplit('/').next().unwrap();
-            let ours = etcd::shared().unwrap().ctl(&["get", "--prefix", &format!("{prefix}/"), "--hex"]);
-            return (ours.lines().filter(|line| !line.is_empty()).count() as u64, ours.len() as u64);
-        }
-        if self.kind == Kind::Postgres {
-            return postgres_footprint(self.path.to_str().unwrap().rsplit('=').next().unwrap());
-        }
-        footprint(self.place.path())
-    }
-
-    /// A swap that must succeed.
-    pub(crate) fn put(&self, name: &[u8], expect: Option<&Version>, body: &[u8]) -> Version {
-        match self.store.swap(name, expect, Some(body)).unwrap() {
-            // A request that took a server long was repeated and met the first commit.
-            CommitResult::Conflict(Some(now)) if self.is_on_servers() && now.body == body => now.version,
-            done => stored(done),
-        }
-    }
-
-    pub(crate) fn remove(&self, name: &[u8], expect: &Version) {
-        stored(self.store.swap(name, Some(expect), None).unwrap());
-    }
-
-    pub(crate) fn body(&self, name: &[u8]) -> Option<Vec<u8>> {
-        self.store.read(Call::default(), name).unwrap().map(|stored| stored.body)
-    }
-
-    pub(crate) fn bodies(&self) -> Vec<Vec<u8>> {
-        let mut bodies = Vec::new();
-        let mut visit = |place: &str, stored: lock::error::Result<store::Versioned>| {
-            bodies.push(stored.unwrap_or_else(|error| panic!("{place}: {error}")).body);
-            Ok(())
-        };
-        self.store.scan(Call::default(), &mut visit).unwrap();
-        bodies.sort();
-        bodies
-    }
-}
-
-pub(crate) fn stored(swap: CommitResult) -> Version {
-    match swap {
-        CommitResult::Done(version) => version,
-        CommitResult::Conflict(_) => panic!("an undisturbed commit met a conflict"),
+        &self.around
     }
 }
 
@@ -217,66 +206,3 @@ fn postgres_footprint(schema: &str) -> (u64, u64) {
         ),
     }
 }
-
-fn footprint(directory: &Path) -> (u64, u64) {
-    fs::read_dir(directory).unwrap().map(Result::unwrap).fold((0, 0), |(entries, bytes), entry| {
-        let (inner_entries, inner_bytes) = match entry.file_type().unwrap().is_dir() {
-            true => footprint(&entry.path()),
-            // The log of a database grows and shrinks, up to its limit.
-            false if entry.file_name().as_encoded_bytes().ends_with(b"-wal") => (0, 0),
-            false => (0, entry.metadata().unwrap().len()),
-        };
-        (entries + 1 + inner_entries, bytes + inner_bytes)
-    })
-}
-
-/// Commits of one change or of one effect, and versions.
-pub(crate) trait Effects: Store {
-    fn commit_and_finish(&self, set: &WriteSet<'_>) -> lock::error::Result<CommitResult> {
-        let done = Store::commit(self, Call::default(), set)?;
-        if done.is_done() {
-            self.finish(Call::default(), set);
-        }
-        Ok(done)
-    }
-
-    fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> lock::error::Result<CommitResult> {
-        self.swap_with(name, expect, body, WriteOptions::default())
-    }
-
-    fn swap_with(
-        &self,
-        name: &[u8],
-        expect: Option<&Version>,
-        body: Option<&[u8]>,
-        options: WriteOptions,
-    ) -> lock::error::Result<CommitResult> {
-        self.commit_and_finish(&WriteSet::from(Write { name, expect: expect.copied(), body, options }))
-    }
-
-    fn wake(&self, channel: &[u8], lease: &Lease) {
-        stored(
-            self.commit_and_finish(&WriteSet { wake: vec![(channel.to_vec(), Some(lease))], ..WriteSet::default() })
-                .unwrap(),
-        );
-    }
-
-    fn end_lease(&self, lease: &Lease) {
-        stored(self.commit_and_finish(&WriteSet { ended: vec![lease], ..WriteSet::default() }).unwrap());
-    }
-
-    fn append_history(&self, line: &str, limits: &HistoryLimits) {
-        let set = WriteSet {
-            history: LinesOfHistory::new(|| vec![line.to_string()]),
-            limits: *limits,
-            ..WriteSet::default()
-        };
-        stored(self.commit_and_finish(&set).unwrap());
-    }
-
-    fn version(&self, name: &[u8]) -> Option<Version> {
-        self.read(Call::default(), name).unwrap().map(|stored| stored.version)
-    }
-}
-
-impl<S: Store + ?Sized> Effects for S {}

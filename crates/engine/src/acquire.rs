@@ -4,6 +4,7 @@
 mod end;
 mod wait;
 
+use std::fs::File;
 use std::time::Duration;
 
 use super::commit::{CasRetry, Committed};
@@ -12,14 +13,14 @@ use super::facts::Witnessed;
 use super::history::Remark;
 use super::wait_policy::{OnWait, WaitClock};
 use super::{Engine, VersionedRecord, WaitPolicy};
-use host::WakeSet;
 use host::signals::Interrupt;
+use host::{WakeSet, try_flock};
 use lock::error::{Error, ErrorKind, Result};
 use lock::{
-    self, Acquire, AcquireStep, EndedGrant, Grant, Handle, HandleHash, Lease, Lifetime, Owner, Phase, ProcessId,
-    QueuePlace, Record, Refusal, Request as _, Transition, Waiter,
+    self, Acquire, AcquireStep, EndedGrant, Grant, Handle, HandleHash, Lease, Lifetime, Liveness, Mode, Owner, Phase,
+    ProcessId, QueuePlace, Record, Refusal, Request as _, Transition, Waiter,
 };
-use store::{Call, Scope, Subscription, Version};
+use store::{Call, Scope, Subscription, Version, is_on_network};
 
 /// Maximum duration of a store call after the first answer or outage. Signals are not handled during the call.
 const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -77,6 +78,7 @@ impl Engine {
             is_published: false,
             store_answered: false,
             store_failed: false,
+            file: None,
         };
         let witnessed = request.handle.proof();
         self.leave_witness(scope, Witnessed::Entry(name, &witnessed));
@@ -192,6 +194,8 @@ struct AcquireAttempt<'a> {
     store_answered: bool,
     /// A store call has failed, and may succeed later.
     store_failed: bool,
+    /// Locked by flock(2), for [`Acquire::has_file`].
+    file: Option<File>,
 }
 
 impl AcquireAttempt<'_> {
@@ -222,6 +226,7 @@ impl AcquireAttempt<'_> {
         self.limit_store_calls();
         let (version, record) = self.known.take().map_or_else(|| self.engine.read(self.name), Ok)?;
         self.store_answered = true;
+        self.try_file(&record)?;
         match self.decide(&record)? {
             Transition::Write { record: next, response, wake, expired } => {
                 self.commit((version, record), *next, response, &wake, &expired)
@@ -237,6 +242,34 @@ impl AcquireAttempt<'_> {
             Transition::Done(AcquireStep::Enqueue(page)) => self.enqueue(page).map(|()| None),
             Transition::Done(AcquireStep::Wait(awaited)) => self.wait((version, record), &awaited, on_wait),
         }
+    }
+
+    /// Tries to lock the file if a descriptor is in the way whose lock cannot be seen from here. Only a caller that is next
+    /// does so, and it keeps the file until it has the lock: a try that were given back could make another process fail.
+    fn try_file(&mut self, record: &Record) -> Result<()> {
+        let (engine, me) = (&self.engine, self.terms.entry.proof);
+        let is_next = record.waiters.first().is_none_or(|first| first.proof == me);
+        if self.file.is_some() || !is_next {
+            return Ok(());
+        }
+        let mut unseen = Vec::new();
+        for grant in &record.holders {
+            if let Lifetime::Descriptor(lock) = &grant.lifetime
+                && engine.host.descriptor(&grant.owner.domain, lock, engine.store.scope()) == Liveness::Unknown
+            {
+                unseen.push((lock, grant.owner.domain.boot == engine.host.pid_space()?.boot));
+            }
+        }
+        let Some(path) = engine.file_of(self.name).filter(|_| !unseen.is_empty()) else { return Ok(()) };
+        // flock(2) on a file of this host says nothing of another host.
+        if unseen.iter().any(|(_, is_here)| !is_here) && !is_on_network(&path) {
+            return Ok(());
+        }
+        self.file = try_flock(&path, self.terms.entry.mode != Mode::Shared)
+            .filter(|(_, own)| unseen.iter().all(|(lock, is_here)| lock.is_of_same_file(own, *is_here)))
+            .map(|(file, _)| file);
+        self.terms.has_file = self.file.is_some();
+        Ok(())
     }
 
     fn may_pass(&self, error: &Error) -> bool {

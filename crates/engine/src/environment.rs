@@ -9,18 +9,20 @@ pub use zone::LocalZone;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, OsStr, OsString, c_char};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::unistd::{AccessFlags, access, geteuid};
+use nix::fcntl::{AT_FDCWD, AtFlags};
+use nix::unistd::{AccessFlags, access, faccessat, geteuid};
 
 use host::{home_of, homes};
 use lock::duration::parse_duration;
 use lock::error::{Error, ErrorKind, Result};
 use lock::history::{HistoryLimits, parse_size};
-use lock::name::escape;
+use lock::name::{escape, escape_path};
 use store::{Layout, Location};
 
 /// Default duration of leases that a keeper renews.
@@ -135,6 +137,37 @@ pub fn default_store() -> Result<Location> {
         Error::new(ErrorKind::Unavailable, "this user has no home directory", "name a store with --store")
     })?;
     Ok(default_store_in(state))
+}
+
+/// Store in which this user may write, for the record of a file that the kernel locks too: two calls may find different
+/// stores. A user whose home directory is missing or another user's has one that ends with the session or with the boot; `creates` permits to create that.
+pub fn writable_store(creates: bool) -> Result<Location> {
+    let user = geteuid();
+    let session = PathBuf::from(format!("/run/user/{user}"));
+    let is_usable = |store: &Location| store.path().is_some_and(may_write);
+    let candidates = [default_store().ok(), session.is_dir().then(|| default_store_in(&session))];
+    if let Some(store) = candidates.into_iter().flatten().find(is_usable) {
+        return Ok(store);
+    }
+    let path = PathBuf::from(format!("/tmp/csalock-{user}"));
+    if creates {
+        // The check below finds the reason if it fails.
+        let _ = std::fs::DirBuilder::new().mode(0o700).create(&path);
+    }
+    // Another user may have made it before.
+    match std::fs::symlink_metadata(&path) {
+        Ok(found) if !found.is_dir() || found.uid() != user.as_raw() || found.mode() & 0o077 != 0 => {
+            let what = format!("{} is not a directory of user {user} alone", escape_path(&path));
+            Err(Error::new(ErrorKind::Denied, what, "remove it, or name a store with --store"))
+        }
+        _ => Ok(Location::Directory { path, layout: Layout::Default, shared: false }),
+    }
+}
+
+/// This user may create `path` and write in it, as far as permissions decide that.
+pub fn may_write(path: &Path) -> bool {
+    let existing = path.ancestors().find(|path| path.exists()).unwrap_or(path);
+    faccessat(AT_FDCWD, existing, AccessFlags::W_OK | AccessFlags::X_OK, AtFlags::AT_EACCESS).is_ok()
 }
 
 /// Default store of this user where XDG_STATE_HOME is not set, as in cron. `None` if that variable did not decide for

@@ -91,6 +91,10 @@ impl Engine {
                 let is_frozen = self.host.is_frozen(&domain, &process);
                 facts.frozen.push((domain, process, is_frozen));
             }
+            Query::Descriptor(domain, lock) => {
+                let liveness = self.host.descriptor(&domain, &lock, self.store.scope());
+                facts.descriptors.push((domain, lock, liveness));
+            }
             Query::LeaseExpired(lease) => {
                 let over = self.lease_expired(record, &lease)?;
                 facts.insert_expired(lease, over);

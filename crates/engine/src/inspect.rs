@@ -41,15 +41,6 @@ impl Engine {
         self.inspect_record(self.read(name)?.1)
     }
 
-    /// Polls until the lock is free, without a place in its queue, or until the policy ends the wait. A wait under one
-    /// of the `enclosing` grants, which would never end, does not begin.
-    pub fn wait_until_free(&self, name: &[u8], policy: &WaitPolicy, enclosing: &[HandleHash]) -> Result<LockStatus> {
-        self.poll(name, policy, &mut |engine| {
-            let status = engine.inspect(name)?;
-            Ok((status.is_free || status.never_ends_within(enclosing).is_some(), status))
-        })
-    }
-
     /// Repeats `look` until its result is final or the policy ends the wait. Outlasts outages, and keeps no connection.
     pub fn poll<T>(
         &self,

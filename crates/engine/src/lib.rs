@@ -25,7 +25,10 @@ pub mod trace;
 mod values;
 mod wait_policy;
 
+use std::ffi::OsStr;
 use std::ops::Deref;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -153,6 +156,7 @@ impl Engine {
             owners,
             claim: None,
             space: self.host.pid_space()?,
+            descriptor: None,
             orphan: None,
             supervises: false,
             repeated: false,
@@ -172,6 +176,14 @@ impl Engine {
     /// needs that, because that process may have died before its commit was safe.
     pub fn settle(&self) -> Result<()> {
         self.store.settle(self.call)
+    }
+
+    /// The file that a name means, if it means one.
+    fn file_of(&self, name: &[u8]) -> Option<PathBuf> {
+        let path = Path::new(OsStr::from_bytes(name));
+        let directory = self.location.as_ref().and_then(Location::directory_of_files);
+        // A path in a store of its own is absolute.
+        directory.map_or_else(|| path.is_absolute().then(|| path.to_path_buf()), |directory| Some(directory.join(path)))
     }
 
     fn record_of(&self, name: &[u8], stored: Option<Versioned>) -> Result<VersionedRecord> {

@@ -6,8 +6,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+use lock::DescriptorLock;
 
 /// Maximum number of reads of the kernel's list before the list counts as empty.
 const LOOKS: usize = 10;
@@ -21,7 +24,7 @@ pub enum FileLock {
 }
 
 impl FileLock {
-    pub(crate) const ALL: [FileLock; 2] = [FileLock::Flock, FileLock::Fcntl];
+    pub const ALL: [FileLock; 2] = [FileLock::Flock, FileLock::Fcntl];
 
     /// Of the option and of the system call.
     pub fn name(self) -> &'static str {
@@ -55,6 +58,12 @@ pub fn file_locks(path: &Path) -> Vec<(FileLock, Vec<i32>)> {
     FileLock::ALL.into_iter().filter_map(|lock| Some((lock, pids_of(lock)?))).collect()
 }
 
+/// The kernel lists one of these locks on the file. One read of the list can miss a lock while other locks come and go.
+pub fn is_file_locked(path: &Path, kinds: &[FileLock]) -> bool {
+    let words: Vec<&str> = kinds.iter().flat_map(|kind| kind.words()).copied().collect();
+    fs::metadata(path).is_ok_and(|file| listed_callers(&file, &words).is_some())
+}
+
 /// Each with the pid.
 fn lines_of_locks(pid: i32, path: &Path, file: &fs::Metadata) -> Vec<(i32, String)> {
     let descriptors = format!("/proc/{pid}/fd");
@@ -82,11 +91,48 @@ fn callers(file: &fs::Metadata, words: &[&str]) -> Option<Vec<i32>> {
     (0..LOOKS).find_map(|_| listed_callers(file, words))
 }
 
-/// Returns the callers from one read of the kernel's list. A line looks like `1: FLOCK  ADVISORY  WRITE 359
-/// 00:13:11691 0 EOF`; waiters have `->` after the number. The lock of an open file description has the pid -1.
+/// The lock of flock(2) that descriptor `number` of this process has, and true if it is exclusive.
+pub fn descriptor_lock(number: i32) -> Option<(DescriptorLock, bool)> {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).ok()?;
+    let found = |line: &str| match line.strip_prefix("lock:")?.split_whitespace().collect::<Vec<_>>()[..] {
+        [_, "FLOCK", _, mode, taker, place, ..] => {
+            Some((DescriptorLock { place: place.to_string(), taker: taker.parse().ok()? }, mode == "WRITE"))
+        }
+        _ => None,
+    };
+    info.lines().find_map(found)
+}
+
+/// Processes that took the locks of flock(2) that the kernel lists for this file; 0 stands for a hidden one.
+pub(crate) fn flock_takers(place: &str) -> BTreeSet<i32> {
+    let found = (0..LOOKS).map(|_| listed(place, FileLock::Flock.words())).find(|takers| !takers.is_empty());
+    found.unwrap_or_default()
+}
+
+/// Locks a file by flock(2), if no process excludes that. Returns the lock too.
+pub fn try_flock(path: &Path, exclusive: bool) -> Option<(fs::File, DescriptorLock)> {
+    use rustix::fs::{FlockOperation, Mode, OFlags};
+    let how = if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
+    // On NFS an exclusive lock needs a writable descriptor.
+    [OFlags::RDONLY, OFlags::RDWR].into_iter().find_map(|access| {
+        let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+        rustix::fs::flock(&file, how).ok()?;
+        let (lock, _) = descriptor_lock(file.as_raw_fd())?;
+        Some((file.into(), lock))
+    })
+}
+
 fn listed_callers(file: &fs::Metadata, words: &[&str]) -> Option<Vec<i32>> {
     let (major, minor) = (nix::sys::stat::major(file.dev()), nix::sys::stat::minor(file.dev()));
-    let wanted = format!("{major:02x}:{minor:02x}:{}", file.ino());
+    let pids = listed(&format!("{major:02x}:{minor:02x}:{}", file.ino()), words);
+    let lives = |pid: &i32| fs::exists(format!("/proc/{pid}")).unwrap_or(false);
+    (!pids.is_empty()).then(|| pids.into_iter().filter(lives).collect())
+}
+
+/// Returns the callers from one read of the kernel's list. A line looks like `1: FLOCK  ADVISORY  WRITE 359
+/// 00:13:11691 0 EOF`; waiters have `->` after the number. The lock of an open file description has the pid -1.
+fn listed(wanted: &str, words: &[&str]) -> BTreeSet<i32> {
     let text = fs::read_to_string("/proc/locks").unwrap_or_default();
     let holder = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
         [_, kind, _, mode, pid, place, ..]
@@ -97,9 +143,7 @@ fn listed_callers(file: &fs::Metadata, words: &[&str]) -> Option<Vec<i32>> {
         _ => None,
     };
     // A line of a changing list may appear twice.
-    let pids: BTreeSet<i32> = text.lines().filter_map(holder).collect();
-    let lives = |pid: &i32| fs::exists(format!("/proc/{pid}")).unwrap_or(false);
-    (!pids.is_empty()).then(|| pids.into_iter().filter(lives).collect())
+    text.lines().filter_map(holder).collect()
 }
 
 fn numbers(directory: &str) -> impl Iterator<Item = i32> {

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use lock::error::Result;
-use lock::{Grant, HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
+use lock::{DescriptorLock, Grant, HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
@@ -66,6 +66,11 @@ pub trait Host: Send + Sync {
 
     /// It has ended, and its running parent `supervisor`, which has not waited for it yet, is about to release.
     fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool;
+
+    /// Whether a process has this lock, which a process of this domain took.
+    fn descriptor(&self, _domain: &PidDomain, _lock: &DescriptorLock, _reach: Scope) -> Liveness {
+        Liveness::Unknown
+    }
 
     /// A process that is seen here, in a frozen control group.
     fn is_frozen(&self, _domain: &PidDomain, _process: &ProcessId) -> bool {

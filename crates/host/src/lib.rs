@@ -21,7 +21,7 @@ pub use callers::{Caller, ThisProcess, may_end_with_call, new_owner};
 pub use databases::{addresses_of, group_name, home_of, homes, user_name};
 #[cfg(any(test, fuzzing, debug_assertions))]
 pub use fake::Fake;
-pub use file_locks::{FileLock, file_locks, posix_holders};
+pub use file_locks::{FileLock, descriptor_lock, file_locks, is_file_locked, posix_holders, try_flock};
 pub use interface::{Host, Scope, Subscription, WakeAddress, WakeReason, WakeSet, Watched};
 #[cfg(any(test, debug_assertions))]
 pub use machine::OFFSETS;

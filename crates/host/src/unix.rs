@@ -20,6 +20,7 @@ use nix::time::ClockId;
 use nix::unistd::geteuid;
 
 use super::callers;
+use super::file_locks::flock_takers;
 use super::interface::{Host, Scope, WakeAddress, WakeSet};
 use super::known;
 use super::machine::{
@@ -29,7 +30,7 @@ use super::machine::{
 use super::processes::{self, FirstSight, is_absent, is_process_frozen, is_released_by, liveness_of, no_proc};
 use super::wake_set::{self, LinuxWakeSet};
 use lock::error::{Error, ErrorKind, Result};
-use lock::{Grant, HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
+use lock::{DescriptorLock, Grant, HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
 
 /// Time after which a supervisor that has not released the locks of its ended command never will. Its process may hang.
 const TO_RELEASE: Duration = Duration::from_secs(15);
@@ -147,6 +148,22 @@ impl Host for Unix {
             (Liveness::Dead, Scope::Shared) => Liveness::Unknown,
             (seen, _) => seen,
         }
+    }
+
+    fn descriptor(&self, domain: &PidDomain, lock: &DescriptorLock, reach: Scope) -> Liveness {
+        let Ok(here) = self.known_space() else { return Liveness::Unknown };
+        if here.boot != domain.boot {
+            let is_over = reach == Scope::Local && self.is_of_earlier_boot(domain);
+            return if is_over { Liveness::Dead } else { Liveness::Unknown };
+        }
+        let takers = flock_takers(&lock.place);
+        if here.contains(domain) && takers.contains(&lock.taker) {
+            return Liveness::Alive;
+        }
+        // Outside of the first pid namespace the kernel does not list the locks whose takers have ended, and a copy of this
+        // machine has locks of its own. The lock of another taker may be that of this descriptor, which it converted.
+        let sees_all = reach == Scope::Local && !self.is_in_container();
+        if sees_all && takers.is_empty() { Liveness::Dead } else { Liveness::Unknown }
     }
 
     fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool {

@@ -1,7 +1,7 @@
 //! Rules for the start of a grant: acquire, wait, confirm and cancel.
 
 use super::deadlock::{fits_beside, waits_within};
-use super::ending::{end, evict};
+use super::ending::{end, end_descriptors, evict};
 use super::facts::{Facts, Liveness, Query};
 use super::grant::{EndReason, EndedGrant, Grant};
 use super::handle::HandleHash;
@@ -37,6 +37,9 @@ impl Request for Acquire {
             return Ok(refused(refusal));
         }
         let mut next = record.clone();
+        if self.has_file {
+            end_descriptors(&mut next, self.entry.mode);
+        }
         evict(&mut next, facts, &|_| false)?;
         let in_record = next.waiter(&me).is_some();
         let place = self.place.on_page().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
@@ -245,7 +248,7 @@ fn awaited_ends(
 ) -> Result<Awaited, Query> {
     for (domain, process) in before {
         if matches!(facts.liveness(&domain, &process)?, Liveness::Alive | Liveness::Unknown) {
-            return Ok(Awaited { processes: vec![(domain, process)], leases: Vec::new(), ahead });
+            return Ok(Awaited { processes: vec![(domain, process)], ahead, ..Awaited::default() });
         }
     }
     let mut awaited = Awaited::default();
@@ -265,6 +268,7 @@ fn awaited_ends(
         if by_lease && !is_over {
             awaited.leases.extend(grant.lifetime.lease().cloned());
         }
+        awaited.has_descriptor |= matches!(grant.lifetime, Lifetime::Descriptor(_));
     }
     Ok(awaited)
 }

@@ -1,7 +1,7 @@
 //! The end of grants: which grants are over, and which processes must still learn of an ending.
 
 use super::facts::{Facts, Query};
-use super::grant::{EndReason, EndedGrant, Grant};
+use super::grant::{EndReason, EndedGrant, Grant, Mode};
 use super::lifetime::Lifetime;
 use super::owner::{PidDomain, ProcessId};
 use super::protocol::{Standing, is_decided};
@@ -37,6 +37,16 @@ pub(super) fn evict(
     }
     settle_endings(record, facts)?;
     Ok(evicted)
+}
+
+/// Ends the grants of descriptors that cannot hold the file beside a lock in this mode.
+pub(super) fn end_descriptors(record: &mut Record, mode: Mode) {
+    let excludes = |grant: &Grant| {
+        matches!(grant.lifetime, Lifetime::Descriptor(_)) && (mode != Mode::Shared || grant.mode != Mode::Shared)
+    };
+    while let Some(at) = record.holders.iter().position(excludes) {
+        end(record, at, EndReason::Released);
+    }
 }
 
 /// An expired holder has not renewed its lease, and may sleep.

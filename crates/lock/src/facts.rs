@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::handle::HandleHash;
-use super::lifetime::Lease;
+use super::lifetime::{DescriptorLock, Lease};
 use super::owner::{Owner, PidDomain, ProcessId};
 use super::record::Record;
 use super::waiter::Waiter;
@@ -39,6 +39,8 @@ impl Liveness {
 pub enum Query {
     Liveness(PidDomain, ProcessId),
     Frozen(PidDomain, ProcessId),
+    /// Does a process have this lock, which one of the domain took?
+    Descriptor(PidDomain, DescriptorLock),
     LeaseExpired(Lease),
     /// Does this lease last longer than the caller is willing to wait?
     Outlasts(Lease),
@@ -60,6 +62,7 @@ pub struct Facts {
     /// Liveness by process, because a record may have thousands of processes.
     pub liveness: BTreeMap<ProcessId, Vec<(PidDomain, Liveness)>>,
     pub frozen: Vec<(PidDomain, ProcessId, bool)>,
+    pub descriptors: Vec<(PidDomain, DescriptorLock, Liveness)>,
     /// Leases by their end, each with true if it is over.
     pub lease_expired: BTreeMap<u64, Vec<(Lease, bool)>>,
     pub outlasts: Vec<(Lease, bool)>,
@@ -81,6 +84,11 @@ impl Facts {
     pub(crate) fn frozen(&self, domain: &PidDomain, process: &ProcessId) -> Result<bool, Query> {
         let known = self.frozen.iter().find(|(at, known, _)| known == process && at == domain);
         known.map(|(.., is_frozen)| *is_frozen).ok_or_else(|| Query::Frozen(domain.clone(), *process))
+    }
+
+    pub(crate) fn descriptor(&self, domain: &PidDomain, lock: &DescriptorLock) -> Result<Liveness, Query> {
+        let known = self.descriptors.iter().find(|(at, known, _)| known == lock && at == domain);
+        known.map(|(.., liveness)| *liveness).ok_or_else(|| Query::Descriptor(domain.clone(), lock.clone()))
     }
 
     pub fn insert_expired(&mut self, lease: Lease, over: bool) {

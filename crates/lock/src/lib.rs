@@ -43,7 +43,9 @@ pub use facts::{Facts, Liveness, Query};
 pub use grant::{EndReason, EndRequest, EndedGrant, Grant, MOST_SLOTS, Mode};
 pub use handle::{Handle, HandleHash};
 pub use job::{JobState, Promise, Runs, Success};
-pub use lifetime::{ClockReading, Lease, LeaseClock, LeaseStart, Lifetime, MOST_SIGHTINGS, Sighting, age, boot_of};
+pub use lifetime::{
+    ClockReading, DescriptorLock, Lease, LeaseClock, LeaseStart, Lifetime, MOST_SIGHTINGS, Sighting, age, boot_of,
+};
 pub use owner::{Owner, PidDomain, PidSpace, ProcessId};
 pub use protocol::{Standing, decide};
 pub use queue::{is_free, is_gone};

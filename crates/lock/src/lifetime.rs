@@ -33,6 +33,27 @@ pub enum Lifetime {
     /// Over: the process that renewed the grant saw its owner die.
     OwnerDied,
     UntilReleased,
+    /// While an open file description has this lock, in whatever processes: `csalock lock --fd`.
+    Descriptor(DescriptorLock),
+}
+
+/// A lock of flock(2), as the kernel lists it: proc_locks(5).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DescriptorLock {
+    /// Device and inode, in the kernel's words.
+    #[serde(with = "text")]
+    pub place: String,
+    /// The process that called flock(2), in the pid namespace of the owner. It has ended, and so the kernel lists it as 0
+    /// outside of the first pid namespace.
+    pub taker: i32,
+}
+
+impl DescriptorLock {
+    /// Hosts number the devices of a file system that they share in different ways.
+    pub fn is_of_same_file(&self, other: &DescriptorLock, is_same_host: bool) -> bool {
+        let inode = |lock: &DescriptorLock| lock.place.rsplit(':').next().map(str::to_string);
+        self.place == other.place || (!is_same_host && inode(self) == inode(other))
+    }
 }
 
 impl Lifetime {

@@ -77,6 +77,13 @@ impl Standing {
         if over {
             return Ok(Standing::Ended(EndReason::Expired));
         }
+        if let Lifetime::Descriptor(lock) = &grant.lifetime {
+            return Ok(match facts.descriptor(&grant.owner.domain, lock)? {
+                // The close of a descriptor is the usual release of such a lock.
+                Liveness::Dead => Standing::Ended(EndReason::Released),
+                liveness => Standing::Holds(liveness),
+            });
+        }
         let liveness = match facts.effective_owner(&grant.owner)? {
             _ if grant.lifetime == Lifetime::OwnerDied => Liveness::Dead,
             Some((_, liveness)) => liveness,

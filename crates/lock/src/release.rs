@@ -62,6 +62,14 @@ fn is_mine(grant: &Grant, credentials: &Credentials, facts: &Facts) -> Result<bo
         return Ok(true);
     }
     let is_caller = |owner: &ProcessId| credentials.owners.contains(owner);
+    if let Lifetime::Descriptor(lock) = &grant.lifetime {
+        // An unlock by name would leave the file locked by flock(2).
+        return Ok(credentials.space.contains(&grant.owner.domain)
+            && credentials.descriptor.as_ref().is_some_and(|own| {
+                let is_unnamed = own.taker == 0 && grant.owner.processes.iter().any(is_caller);
+                own.place == lock.place && (own.taker == lock.taker || is_unnamed)
+            }));
+    }
     let is_owned = credentials.space.contains(&grant.owner.domain)
         && match grant.owner.processes.first() {
             // A process that called this one lives.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::facts::{Facts, Query};
 use super::grant::{EndRequest, EndedGrant, Grant};
 use super::handle::HandleHash;
-use super::lifetime::{Lease, Lifetime, Sighting};
+use super::lifetime::{DescriptorLock, Lease, Lifetime, Sighting};
 use super::owner::{Owner, PidDomain, PidSpace, ProcessId};
 use super::record::Record;
 use super::waiter::{QueuePlace, Waiter};
@@ -128,11 +128,21 @@ pub struct Acquire {
     /// True to refuse the lock if a holder is gone and did not release it.
     pub refuse_stale: bool,
     pub phase: Phase,
+    /// This process has flock(2) on the file of the name, in the mode of the request, so a descriptor that excludes this
+    /// has not.
+    pub has_file: bool,
 }
 
 impl Acquire {
     pub fn new(entry: Waiter) -> Acquire {
-        Acquire { entry, queue: false, place: QueuePlace::Nowhere, refuse_stale: false, phase: Phase::Direct }
+        Acquire {
+            entry,
+            queue: false,
+            place: QueuePlace::Nowhere,
+            refuse_stale: false,
+            phase: Phase::Direct,
+            has_file: false,
+        }
     }
 }
 
@@ -143,6 +153,8 @@ pub struct Credentials {
     pub owners: Vec<ProcessId>,
     pub claim: Option<Vec<u8>>,
     pub space: PidSpace,
+    /// A lock that a descriptor of the caller has.
+    pub descriptor: Option<DescriptorLock>,
     /// What is known of the caller if the script that called this process has ended.
     pub orphan: Option<Orphan>,
     /// The caller acquired the grant, or supervises its owner: no other process needs to learn how the grant ended.
@@ -192,6 +204,8 @@ pub struct Awaited {
     pub processes: Vec<(PidDomain, ProcessId)>,
     /// Leases whose ends matter to the waiter.
     pub leases: Vec<Lease>,
+    /// A holder is a descriptor, of whose close the kernel tells no process.
+    pub has_descriptor: bool,
     /// Number of waiters ahead, for display.
     pub ahead: usize,
 }

@@ -71,13 +71,18 @@ pub(super) fn locked(path: &Path, has_deadline: bool) -> Error {
     if holders.is_empty() {
         holders = posix_holders(path, false);
     }
-    // Other csalock calls hold the lock only briefly. The process that keeps it is stopped or started before this call.
-    let (by, cure) = match holders.into_iter().map(|pid| (!is_stopped(pid), start_of(pid), pid)).min() {
-        Some((false, _, pid)) => (
+    // Other csalock calls hold the lock only briefly, and may have ended meanwhile. The process that keeps it is stopped or
+    // started before this call.
+    let order = |pid| {
+        let start = start_of(pid);
+        (start.is_none(), !is_stopped(pid), start, pid)
+    };
+    let (by, cure) = match holders.into_iter().map(order).min() {
+        Some((_, false, _, pid)) => (
             format!("{}, which is stopped", shown(pid)),
             format!("continue it (`kill -CONT {pid}`) or end it, then try again"),
         ),
-        Some((true, _, pid)) => (shown(pid), "end that process or its transaction, then try again".to_string()),
+        Some((_, true, _, pid)) => (shown(pid), "end that process or its transaction, then try again".to_string()),
         None => (
             "another process".to_string(),
             format!("find it with `fuser -v {}`", shell_quote(path.as_os_str().as_bytes())),
@@ -87,8 +92,10 @@ pub(super) fn locked(path: &Path, has_deadline: bool) -> Error {
 }
 
 fn shown(pid: i32) -> String {
-    let command = command_of(pid);
-    format!("pid {pid} ({})", escape(&command[..command.len().min(MOST_OF_COMMAND)]))
+    match &command_of(pid)[..] {
+        b"" => format!("pid {pid}"),
+        command => format!("pid {pid} ({})", escape(&command[..command.len().min(MOST_OF_COMMAND)])),
+    }
 }
 
 pub(super) fn without_counter() -> Cause {

@@ -31,7 +31,7 @@ pub use identity::in_order;
 pub use leases::Leases;
 #[cfg(any(test, fuzzing, debug_assertions))]
 pub use memory::Memory;
-pub use mount::refuse_file_mounted_alone;
+pub use mount::{is_on_network, refuse_file_mounted_alone};
 pub use url::{Layout, Location, ParseServer, ServerKind};
 pub use write_set::{CommitResult, Durability, LinesOfHistory, Write, WriteOptions, WriteSet};
 

@@ -20,7 +20,7 @@ const DOUBTS: [(&[&str], &str, &str); 3] = [
     ),
     (
         &["nolock", "local_lock=all", "local_lock=flock"],
-        "other hosts do not see flock(2), so --flock excludes flock(1) on this host only; csalock's locks do not need it",
+        "other hosts do not see flock(2), so --flock and --fd exclude others on this host only; other locks do not need it",
         "mount it without nolock and local_lock",
     ),
     (
@@ -171,6 +171,11 @@ const NETWORK: [(u32, &str); 18] = [
 
 pub fn network(kind: FsType) -> Option<&'static str> {
     NETWORK.iter().find(|(number, _)| *number == kind.0 as u32).map(|(_, name)| *name)
+}
+
+/// Other hosts may use the same file system.
+pub fn is_on_network(path: &Path) -> bool {
+    statfs(path).is_ok_and(|found| network(found.filesystem_type()).is_some())
 }
 
 #[cfg(test)]

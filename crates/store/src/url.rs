@@ -70,7 +70,7 @@ impl Location {
     }
 
     /// `None` for a store on a server.
-    pub(crate) fn path(&self) -> Option<&Path> {
+    pub fn path(&self) -> Option<&Path> {
         match self {
             Location::Directory { path, .. } | Location::Sqlite { path } => Some(path),
             _ => None,

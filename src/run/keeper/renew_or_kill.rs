@@ -255,6 +255,13 @@ impl KeeperConfig<'_> {
                 return;
             }
             let now = self.context.host.boottime();
+            // After a sleep both threads run at once. A renewal would save a command that the other one must kill.
+            let missed = |ends: Duration| now >= schedule(ends).keeper().kill;
+            if self.kills && !had_supervisor && self.shared_lease_end.load().is_some_and(missed) {
+                next = now + retry_pause(span);
+                changes.due = changes.due.max(next);
+                continue;
+            }
             // A subscription comes before the read, so that no change is missed; but it must not delay a renewal.
             let first = (now < next).then_some(&mut changes);
             let (ends, is_held) = match self.renew(&mut opened, &mut known, first) {

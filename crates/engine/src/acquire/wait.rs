@@ -15,6 +15,9 @@ use store::{Topic, Version, guarded};
 /// Covers the rounding of every clock, after the end of a lease.
 const ROUNDING: Duration = Duration::from_millis(1);
 
+/// Time between two looks of the next waiter at the lock of a descriptor.
+const DESCRIPTOR_CHECK: Duration = Duration::from_millis(20);
+
 fn watched(record: &Record, (domain, process): &(PidDomain, ProcessId)) -> Watched {
     let owner = record.owners().find(|owner| owner.domain == *domain && owner.processes.contains(process));
     Watched { process: *process, supervisor: owner.and_then(|owner| owner.supervisor) }
@@ -80,6 +83,9 @@ impl<'a> AcquireAttempt<'a> {
         if engine.needs_leases() {
             // A longer pause would let this waiter's lease expire, and others would consider it dead.
             pause = pause.min(engine.lease / 4);
+        }
+        if awaited.has_descriptor {
+            pause = pause.min(DESCRIPTOR_CHECK);
         }
         let (clock, now) = (self.clock, engine.host.boottime());
         let end = now + engine.pause_for_others(pause, clock.left(now));

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::*;
 use crate::queue::INLINE_WAITERS;
 use crate::{
-    Acquire, AcquireStep, AskToEnd, Awaited, Break, Cancel, Credentials, EndRequest, EndedGrant, Lease, LeaseClock,
-    LeaseStart, Mode, NotHolder, OwnerDied, Pages, Phase, PidDomain, ProcessId, QueuePlace, QueuePosition, Refusal,
-    Release, RenewGrant, Sweep, Waiter,
+    Acquire, AcquireStep, AskToEnd, Awaited, Break, Cancel, Credentials, DescriptorLock, EndRequest, EndedGrant, Lease,
+    LeaseClock, LeaseStart, Mode, NotHolder, OwnerDied, Pages, Phase, PidDomain, ProcessId, QueuePlace, QueuePosition,
+    Refusal, Release, RenewGrant, Sweep, Waiter,
 };
 use crate::{Handle, decode, encode};
 
@@ -88,6 +88,14 @@ fn settle<R: Request>(record: &Record, ask: &R, dead: &[i32]) -> Transition<R::R
                 let is_frozen = FROZEN.contains(&process.pid);
                 facts.frozen.push((domain, process, is_frozen));
             }
+            Err(Query::Descriptor(domain, lock)) => {
+                let liveness = match lock.place.as_str() {
+                    "closed" => Liveness::Dead,
+                    "unseen" => Liveness::Unknown,
+                    _ => Liveness::Alive,
+                };
+                facts.descriptors.push((domain, lock, liveness));
+            }
             Err(Query::NewLease(span)) => facts.new_lease.push((span, lease(span))),
             Err(Query::Page(page)) => _ = facts.pages.insert(page, Vec::new()),
             Err(Query::Committed(who)) => facts.committed.push((who, who == proof(DECIDED))),
@@ -126,6 +134,7 @@ fn handle_of(pid: i32) -> Credentials {
         owners: Vec::new(),
         claim: None,
         space: domain().into(),
+        descriptor: None,
         orphan: None,
         supervises: false,
         repeated: false,
@@ -1079,4 +1088,55 @@ fn an_expired_grant_ends_only_for_a_waiter_that_needs_its_place() {
     assert_eq!(leases, [], "an ended lease makes no wait short");
     apply(&mut record, 5, Release(handle_of(2)), &[]).0.unwrap();
     assert_eq!(pids(&record).0, [3]);
+}
+
+/// A record whose holder is the descriptor that process 1 locked, at this place.
+fn held_by_descriptor(place: &str, mode: Mode) -> (Record, DescriptorLock) {
+    let (mut record, lock) = (Record::free(b"x"), DescriptorLock { place: place.to_string(), taker: 9 });
+    take(&mut record, 1, 1, mode);
+    record.holders[0].lifetime = Lifetime::Descriptor(lock.clone());
+    (record, lock)
+}
+
+#[test]
+fn a_descriptor_holds_a_lock_until_it_is_closed_even_if_its_script_is_dead() {
+    for (place, holds) in [("open", true), ("unseen", true), ("closed", false)] {
+        let (mut record, _) = held_by_descriptor(place, Mode::Exclusive);
+        let (step, _) = apply(&mut record, 2, wants(2, Mode::Exclusive), &[1]);
+        assert_eq!(matches!(step, AcquireStep::Wait(_)), holds, "{place}: {step:?}");
+        // The end of such a grant is its release.
+        assert!(!matches!(step, AcquireStep::Granted(_, Some(_))), "{place}: {step:?}");
+        let (step, _) = apply(&mut record, 3, wants(2, Mode::Exclusive), &[1]);
+        let looks = matches!(&step, AcquireStep::Wait(awaited) if awaited.has_descriptor);
+        assert_eq!(looks, holds, "{place}: {step:?}");
+    }
+}
+
+#[test]
+fn only_its_descriptor_releases_the_lock_of_a_descriptor() {
+    let (record, lock) = held_by_descriptor("open", Mode::Exclusive);
+    let releases = |by: Credentials| response_of(settle(&record, &Release(by), &[])).is_ok();
+    let with = |descriptor: DescriptorLock, pid| Credentials { descriptor: Some(descriptor), ..by_owner(pid) };
+    assert!(!releases(by_owner(1)));
+    assert!(releases(with(lock.clone(), 2)));
+    assert!(!releases(with(DescriptorLock { place: "other".into(), ..lock.clone() }, 1)));
+    assert!(!releases(with(DescriptorLock { taker: 8, ..lock.clone() }, 1)));
+    // Outside of the first pid namespace the kernel does not name the process that locked the file.
+    let unnamed = DescriptorLock { taker: 0, ..lock };
+    assert_eq!([1, 2].map(|pid| releases(with(unnamed.clone(), pid))), [true, false]);
+}
+
+#[test]
+fn a_caller_that_has_the_file_ends_the_descriptors_that_exclude_it() {
+    for (held, wanted, ends) in [
+        (Mode::Exclusive, Mode::Exclusive, true),
+        (Mode::Exclusive, Mode::Shared, true),
+        (Mode::Shared, Mode::Exclusive, true),
+        (Mode::Shared, Mode::Shared, false),
+    ] {
+        let (mut record, _) = held_by_descriptor("unseen", held);
+        let (step, _) = apply(&mut record, 2, Acquire { has_file: true, ..wants(2, wanted) }, &[]);
+        assert!(matches!(step, AcquireStep::Granted(_, None)), "{held:?} {wanted:?}: {step:?}");
+        assert_eq!(record.holders.len(), if ends { 1 } else { 2 }, "{held:?} {wanted:?}");
+    }
 }

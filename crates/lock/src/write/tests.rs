@@ -55,6 +55,7 @@ fn writing(pid: i32, bytes: &[u8]) -> SetValue {
             owners: Vec::new(),
             claim: None,
             space: domain().into(),
+            descriptor: None,
             orphan: None,
             supervises: false,
             repeated: false,

@@ -10,33 +10,35 @@ use host::Host;
 use lock::error::{Error, ErrorKind};
 use lock::history::HistoryLimits;
 use lock::{Lease, LeaseClock, LeaseStart};
-use store::{Call, CommitResult, Layout, LinesOfHistory, Location, Scope, Swept, Version, Versioned, WriteSet};
+use store::{Call, CommitResult, Durability, LinesOfHistory, Scope, Swept, Version, Versioned, WriteOptions, WriteSet};
 
-use crate::rig::{Effects, Kind, Rig, stored};
+use crate::{Effects, Rig, stored};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-pub(crate) fn a_record_that_was_never_written_is_absent(rig: &Rig) {
+const DURABILITIES: [Durability; 3] = [Durability::Volatile, Durability::Atomic, Durability::Durable];
+
+pub fn a_record_that_was_never_written_is_absent(rig: &Rig) {
     assert_eq!(rig.store.read(Call::default(), b"x").unwrap(), None);
     rig.put(b"y", None, b"body");
     assert_eq!(rig.store.read(Call::default(), b"x").unwrap(), None);
 }
 
-pub(crate) fn a_written_record_is_read_back(rig: &Rig) {
+pub fn a_written_record_is_read_back(rig: &Rig) {
     let version = rig.put(b"x", None, b"one");
     assert_eq!(rig.store.read(Call::default(), b"x").unwrap(), Some(Versioned::new(version, b"one".to_vec())));
     let version = rig.put(b"x", Some(&version), b"two");
     assert_eq!(rig.store.read(Call::default(), b"x").unwrap(), Some(Versioned::new(version, b"two".to_vec())));
 }
 
-pub(crate) fn the_first_swap_expects_none(rig: &Rig) {
+pub fn the_first_swap_expects_none(rig: &Rig) {
     let version = rig.put(b"x", None, b"first");
     assert!(!rig.store.swap(b"x", None, Some(b"second")).unwrap().is_done());
     assert!(!rig.store.swap(b"x", None, None).unwrap().is_done());
     assert_eq!(rig.store.read(Call::default(), b"x").unwrap().map(|stored| stored.version), Some(version));
 }
 
-pub(crate) fn a_stale_version_conflicts_and_changes_nothing(rig: &Rig) {
+pub fn a_stale_version_conflicts_and_changes_nothing(rig: &Rig) {
     let stale = rig.put(b"x", None, b"one");
     let version = rig.put(b"x", Some(&stale), b"two");
     assert!(!rig.store.swap(b"x", Some(&stale), Some(b"three")).unwrap().is_done());
@@ -46,7 +48,7 @@ pub(crate) fn a_stale_version_conflicts_and_changes_nothing(rig: &Rig) {
     assert_eq!(rig.bodies(), [b"two"]);
 }
 
-pub(crate) fn a_version_that_never_was_conflicts(rig: &Rig) {
+pub fn a_version_that_never_was_conflicts(rig: &Rig) {
     let version = rig.put(b"x", None, b"one");
     for wrong in [
         Version { mark: version.mark.wrapping_add(1), ..version },
@@ -60,7 +62,7 @@ pub(crate) fn a_version_that_never_was_conflicts(rig: &Rig) {
     assert_eq!(rig.body(b"x"), Some(b"one".to_vec()));
 }
 
-pub(crate) fn an_absent_record_cannot_be_removed_as_if_it_were_there(rig: &Rig) {
+pub fn an_absent_record_cannot_be_removed_as_if_it_were_there(rig: &Rig) {
     let version = rig.put(b"x", None, b"one");
     for expect in [version, Version { number: 0, mark: 0 }] {
         assert!(!rig.store.swap(b"y", Some(&expect), None).unwrap().is_done());
@@ -72,7 +74,7 @@ pub(crate) fn an_absent_record_cannot_be_removed_as_if_it_were_there(rig: &Rig) 
     assert_eq!(rig.bodies(), [b""; 0]);
 }
 
-pub(crate) fn a_conflict_passes_on_the_record_as_it_is(rig: &Rig) {
+pub fn a_conflict_passes_on_the_record_as_it_is(rig: &Rig) {
     let other = rig.again();
     rig.put(b"y", None, b"so that the store stays");
     let conflict = |expect: &Version, body: Option<&[u8]>| {
@@ -95,7 +97,7 @@ pub(crate) fn a_conflict_passes_on_the_record_as_it_is(rig: &Rig) {
     }
 }
 
-pub(crate) fn an_absence_that_another_opener_ended_conflicts(rig: &Rig) {
+pub fn an_absence_that_another_opener_ended_conflicts(rig: &Rig) {
     let other = rig.again();
     rig.put(b"y", None, b"so that the store stays");
     for body in [None, Some(&b"ours"[..])] {
@@ -110,7 +112,7 @@ pub(crate) fn an_absence_that_another_opener_ended_conflicts(rig: &Rig) {
     }
 }
 
-pub(crate) fn a_removed_record_is_absent_and_its_next_number_is_greater_than_all_before(rig: &Rig) {
+pub fn a_removed_record_is_absent_and_its_next_number_is_greater_than_all_before(rig: &Rig) {
     let mut highest = 0;
     for _ in 0..20 {
         let born = rig.put(b"x", None, b"one");
@@ -124,7 +126,7 @@ pub(crate) fn a_removed_record_is_absent_and_its_next_number_is_greater_than_all
     }
 }
 
-pub(crate) fn numbers_grow_and_no_two_versions_are_equal(rig: &Rig) {
+pub fn numbers_grow_and_no_two_versions_are_equal(rig: &Rig) {
     let mut seen = Vec::new();
     for _ in 0..10 {
         let mut version = rig.put(b"x", None, b"body");
@@ -138,7 +140,7 @@ pub(crate) fn numbers_grow_and_no_two_versions_are_equal(rig: &Rig) {
     assert!(seen.windows(2).all(|pair| pair[0].number < pair[1].number), "{seen:?}");
 }
 
-pub(crate) fn names_of_every_kind_are_records_of_their_own(rig: &Rig) {
+pub fn names_of_every_kind_are_records_of_their_own(rig: &Rig) {
     let mut names: Vec<Vec<u8>> = (1..=255).map(|byte| vec![byte]).collect();
     names.extend((1..=255).map(|byte| vec![b'a', byte]));
     let odd = b"..|...|./x|../x|/|//|/x|x/|a/b|a//b|--|-rf|~x|~root|a\n|a\nb|a b| a|a |\xff\xfe|\xc3\xa9|e\xcc\x81|\
@@ -158,7 +160,7 @@ pub(crate) fn names_of_every_kind_are_records_of_their_own(rig: &Rig) {
         versions.insert(name.clone(), rig.put(name, None, &[b"of ", &name[..]].concat()));
     }
     // However a directory calls its records, that too is a name like any other.
-    if let Ok(listing) = fs::read_dir(rig.path()) {
+    if let Some(Ok(listing)) = rig.place.path().map(fs::read_dir) {
         for entry in listing {
             let name = std::os::unix::ffi::OsStringExt::into_vec(entry.unwrap().file_name());
             if !versions.contains_key(&name) {
@@ -180,7 +182,7 @@ pub(crate) fn names_of_every_kind_are_records_of_their_own(rig: &Rig) {
     assert_eq!(rig.bodies(), [b""; 0]);
 }
 
-pub(crate) fn bodies_of_every_size_are_kept_exactly(rig: &Rig) {
+pub fn bodies_of_every_size_are_kept_exactly(rig: &Rig) {
     let mut version = rig.put(b"x", None, b"");
     assert_eq!(rig.body(b"x"), Some(Vec::new()));
     for size in [1, 100, 511, 512, 513, 4000, 4095, 4096, 4097, 65_535, 65_536, 1_000_003, 1 << 20, 3, 0] {
@@ -190,7 +192,7 @@ pub(crate) fn bodies_of_every_size_are_kept_exactly(rig: &Rig) {
     }
 }
 
-pub(crate) fn a_scan_sees_every_record_once(rig: &Rig) {
+pub fn a_scan_sees_every_record_once(rig: &Rig) {
     let mut expected = Vec::new();
     for number in 0..700 {
         let name = format!("record {number}");
@@ -209,7 +211,7 @@ pub(crate) fn a_scan_sees_every_record_once(rig: &Rig) {
     assert!(versions_agree);
 }
 
-pub(crate) fn a_scan_stops_on_request(rig: &Rig) {
+pub fn a_scan_stops_on_request(rig: &Rig) {
     for number in 0..10 {
         rig.put(&[number + 1], None, b"body");
     }
@@ -221,7 +223,7 @@ pub(crate) fn a_scan_stops_on_request(rig: &Rig) {
     assert_eq!((stopped.map_err(|error| error.kind()), visits), (Err(ErrorKind::Bug), 3));
 }
 
-pub(crate) fn a_scan_may_remove_the_records_that_it_sees(rig: &Rig) {
+pub fn a_scan_may_remove_the_records_that_it_sees(rig: &Rig) {
     for number in 0..600 {
         let name = format!("record {number}");
         rig.put(name.as_bytes(), None, name.as_bytes());
@@ -238,7 +240,7 @@ pub(crate) fn a_scan_may_remove_the_records_that_it_sees(rig: &Rig) {
     assert_eq!(rig.bodies(), [b""; 0]);
 }
 
-pub(crate) fn a_scan_sees_a_lasting_record_once_while_others_come_and_go(rig: &Rig) {
+pub fn a_scan_sees_a_lasting_record_once_while_others_come_and_go(rig: &Rig) {
     let mut expected = Vec::new();
     for number in 0..300 {
         let name = format!("stays {number}");
@@ -269,7 +271,7 @@ pub(crate) fn a_scan_sees_a_lasting_record_once_while_others_come_and_go(rig: &R
     });
 }
 
-pub(crate) fn opening_and_asking_create_nothing(rig: &Rig) {
+pub fn opening_and_asking_create_nothing(rig: &Rig) {
     let before = rig.footprint();
     let store = rig.again();
     assert_eq!(store.read(Call::default(), b"x").unwrap(), None);
@@ -285,7 +287,7 @@ pub(crate) fn opening_and_asking_create_nothing(rig: &Rig) {
     assert_eq!(store.read(Call::default(), b"x").unwrap(), None);
 }
 
-pub(crate) fn a_second_opener_sees_the_same_records(rig: &Rig) {
+pub fn a_second_opener_sees_the_same_records(rig: &Rig) {
     let other = rig.again();
     let version = rig.put(b"x", None, b"one");
     assert_eq!(other.read(Call::default(), b"x").unwrap(), rig.store.read(Call::default(), b"x").unwrap());
@@ -298,7 +300,7 @@ pub(crate) fn a_second_opener_sees_the_same_records(rig: &Rig) {
     assert_eq!(rig.body(b"x"), Some(b"three".to_vec()));
 }
 
-pub(crate) fn many_acquisitions_leave_no_leftovers(rig: &Rig) {
+pub fn many_acquisitions_leave_no_leftovers(rig: &Rig) {
     let acquire_and_release = |number: u32| {
         let name = format!("lock {}", number % 7);
         let version = rig.put(name.as_bytes(), None, &[b'x'; 600]);
@@ -306,17 +308,17 @@ pub(crate) fn many_acquisitions_leave_no_leftovers(rig: &Rig) {
     };
     (0..7).for_each(acquire_and_release);
     let before = rig.footprint();
-    (0..rig.many()).for_each(acquire_and_release);
+    // After so many, leftovers would show.
+    let many = if rig.place.is_on_server() { 1000 } else { 10_000 };
+    (0..many).for_each(acquire_and_release);
     assert_eq!(rig.footprint(), before);
     assert_eq!(rig.bodies(), [b""; 0]);
 }
 
-pub(crate) fn the_time_of_a_store_is_that_of_the_host_that_keeps_it(rig: &Rig) {
+pub fn the_time_of_a_store_is_that_of_the_host_that_keeps_it(rig: &Rig) {
     rig.put(b"x", None, b"body");
     let (faked, fake) = rig.faked();
-    let shared = Location::Directory { path: rig.path(), layout: Layout::Own, shared: true };
-    let shared = (rig.kind == Kind::Directory)
-        .then(|| engine::stores::open(&shared, &|_| None, Arc::new(fake.clone())).unwrap());
+    let shared = rig.place.open_shared(Arc::new(fake.clone()));
     for store in [Some(&*faked), shared.as_deref()].into_iter().flatten() {
         for wall in [1_000_000_000, 4_000_000_000].map(Duration::from_secs) {
             fake.set_wall(wall);
@@ -333,7 +335,7 @@ pub(crate) fn the_time_of_a_store_is_that_of_the_host_that_keeps_it(rig: &Rig) {
 }
 
 /// The wall clock does not matter, but after a reboot.
-pub(crate) fn a_lease_ends_when_its_time_is_over(rig: &Rig) {
+pub fn a_lease_ends_when_its_time_is_over(rig: &Rig) {
     let (store, fake) = rig.faked();
     let [short, long] = [10, 1000].map(|seconds| store.leases().grant(Call::default(), seconds * SECOND).unwrap());
     let begun = fake.wall();
@@ -349,7 +351,7 @@ pub(crate) fn a_lease_ends_when_its_time_is_over(rig: &Rig) {
     assert_eq!(left(), [0, 989_000]);
 }
 
-pub(crate) fn a_change_that_needs_the_end_of_a_lease_conflicts_while_the_lease_lasts(rig: &Rig) {
+pub fn a_change_that_needs_the_end_of_a_lease_conflicts_while_the_lease_lasts(rig: &Rig) {
     let lease = rig.store.leases().grant(Call::default(), 60 * SECOND).unwrap();
     let version = rig.put(b"x", None, b"body");
     let clock = match &lease.clock {
@@ -370,22 +372,22 @@ pub(crate) fn a_change_that_needs_the_end_of_a_lease_conflicts_while_the_lease_l
     assert_eq!(rig.body(b"x"), Some(b"other".to_vec()));
 }
 
-pub(crate) fn the_place_of_a_record_shows_its_name_escaped(rig: &Rig) {
+pub fn the_place_of_a_record_shows_its_name_escaped(rig: &Rig) {
     let place = rig.store.describe(b"nightly\x1b[2J\n");
     assert!(!place.contains(['\x1b', '\n']), "{place:?}");
-    if rig.kind != Kind::Memory {
-        assert!(place.contains("nightly") && place.contains(rig.is_in().to_str().unwrap()), "{place:?}");
+    if let Some(shown) = rig.place.shown() {
+        assert!(place.contains("nightly") && place.contains(shown), "{place:?}");
     }
 }
 
 /// The waiters that the caller then wakes find the change, and do not wait for the history and the cleanup.
-pub(crate) fn a_commit_stands_before_it_is_finished(rig: &Rig) {
+pub fn a_commit_stands_before_it_is_finished(rig: &Rig) {
     let seen = || {
         let (other, mut lines) = (rig.again(), 0);
         other.read_history(Call::default(), &mut |_| lines += 1).unwrap();
         (other.read(Call::default(), b"x").unwrap().map(|stored| stored.body), lines)
     };
-    let on_servers = usize::from(rig.is_on_servers());
+    let on_servers = usize::from(rig.place.is_on_server());
     let (mut expect, mut lines) = (None, 0);
     for body in [&b"one"[..], b"two"] {
         let history = LinesOfHistory::new(|| vec!["line\n".to_string()]);
@@ -393,20 +395,20 @@ pub(crate) fn a_commit_stands_before_it_is_finished(rig: &Rig) {
         expect = Some(stored(rig.store.commit(Call::default(), &set).unwrap()));
         assert_eq!(seen(), (Some(body.to_vec()), lines + on_servers));
         rig.store.finish(Call::default(), &set);
-        lines += usize::from(rig.kind != Kind::Beside);
+        lines += usize::from(rig.place.keeps_history());
         assert_eq!(seen(), (Some(body.to_vec()), lines));
     }
 }
 
 /// History is kept in order of arrival, or not at all; it is not a record.
-pub(crate) fn lines_of_history_come_back_in_order(rig: &Rig) {
+pub fn lines_of_history_come_back_in_order(rig: &Rig) {
     let store = &rig.store;
     let lines = || {
         let mut lines = Vec::new();
         let kept = store.read_history(Call::default(), &mut |line| lines.push(line.to_vec())).unwrap();
         (kept, lines)
     };
-    let keeps = rig.kind != Kind::Beside;
+    let keeps = rig.place.keeps_history();
     assert_eq!(lines(), (keeps, Vec::new()));
     let version = rig.put(b"x", None, b"one");
     let wanted: Vec<String> = (0..10).map(|number| format!("line {number}\n")).collect();
@@ -414,5 +416,43 @@ pub(crate) fn lines_of_history_come_back_in_order(rig: &Rig) {
     assert_eq!(lines(), (keeps, if keeps { wanted.into_iter().map(String::into_bytes).collect() } else { Vec::new() }));
     assert_eq!(rig.bodies(), [b"one"]);
     rig.remove(b"x", &version);
-    assert!(rig.kind == Kind::Memory || rig.is_on_servers() || rig.path().exists() == (rig.kind != Kind::Beside));
+    assert!(rig.place.path().is_none_or(|path| path.exists() == keeps));
+}
+
+pub fn swaps_of_every_durability_do_the_same(rig: &Rig) {
+    for first in DURABILITIES {
+        for second in DURABILITIES {
+            for third in DURABILITIES {
+                born_changed_and_removed(rig, [first, second, third]);
+            }
+        }
+    }
+    rig.store.sweep(Call::default(), false).unwrap();
+    assert_eq!(rig.bodies(), [b""; 0]);
+}
+
+fn born_changed_and_removed(rig: &Rig, durabilities: [Durability; 3]) {
+    let [born, changed, removed] = durabilities.map(|durability| WriteOptions { durability, mode: None });
+    let swap = |name: &str, expect: Option<&Version>, body: Option<&str>, keep| {
+        rig.store.swap_with(name.as_bytes(), expect, body.map(str::as_bytes), keep).unwrap()
+    };
+    // More than one, since one of them may leave other traces than the rest.
+    for name in ["x", "y"] {
+        let old = stored(swap(name, None, Some("old"), born));
+        assert!(!swap(name, None, Some("other"), born).is_done());
+        assert_eq!(rig.body(name.as_bytes()).unwrap(), b"old");
+        let new = stored(swap(name, Some(&old), Some("new"), changed));
+        assert!(new.number > old.number);
+        assert!(!swap(name, Some(&old), Some("other"), changed).is_done());
+        assert_eq!(rig.body(name.as_bytes()).unwrap(), b"new");
+        assert!(!swap(name, Some(&old), None, removed).is_done());
+        let gone = stored(swap(name, Some(&new), None, removed));
+        assert_eq!(rig.body(name.as_bytes()), None);
+        assert!(!swap(name, Some(&new), None, removed).is_done());
+        // And one that was never changed.
+        let again = stored(swap(name, None, Some("again"), born));
+        assert!(again.number > gone.number);
+        stored(swap(name, Some(&again), None, removed));
+        assert_eq!(rig.store.read(Call::default(), name.as_bytes()).unwrap(), None);
+    }
 }

@@ -1,0 +1,159 @@
+//! `lock --fd` and `unlock --fd`: flock(2) on a descriptor of the caller, with a place in the queue and a record.
+//!
+//! The lock belongs to the open file description, as that of flock(1), so it lasts until the last descriptor of it is
+//! closed, whatever becomes of the script. The kernel decides who has the file; the record says so to people, and keeps the
+//! callers of csalock out that do not ask the kernel. Order of steps: a provisional grant, behind all earlier callers; then
+//! flock(2), which waits for users of flock(1); then the grant of the descriptor. A process that is killed between them
+//! leaves a lock without a record, like that of flock(1).
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::mem::ManuallyDrop;
+use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::acquire::{Acquisition, report_taken, request};
+use super::context::{Context, Results};
+use super::flock_compat::FlockCompat;
+use crate::cli::Taking;
+use crate::exit::Exit;
+use crate::report::Reporter;
+use crate::run::flock::{Flock, FlockWait, Flocked, inherited};
+use engine::{AcquireRequest, AcquireResult, OpenLockSet, RETRY_INTERVAL};
+use host::signals::Signals;
+use host::{Caller, FileLock, ThisProcess, descriptor_lock};
+use lock::error::{Error, ErrorKind, Result, errno_of};
+use lock::name::{escape, escape_path};
+use lock::{Credentials, Grant, Lifetime, Mode, Phase, Release};
+use store::{Scope, is_on_network};
+
+pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::Result<Exit> {
+    if context.common.json {
+        return Err(Error::invalid("--fd has no handle to print", "leave --json out").into());
+    }
+    let file = inherited(number)?;
+    match descriptor_lock(number) {
+        Some((_, is_exclusive)) if is_exclusive == (taking.mode() == Mode::Exclusive) => return Ok(Exit::Done),
+        // flock(2) converts a lock in these two steps, too.
+        Some(_) => _ = unlock(context, number)?,
+        None => {}
+    }
+    // It is never dropped: the kernel closes its descriptors at the end of the process.
+    let signals = ManuallyDrop::new(Signals::listen()?);
+    let Some(path) = path_of(number, &file) else { return lock_unnamed(context, taking, &file, &signals) };
+    let targets = context.lock_set_of_files(&[OsString::from(&path)], true)?;
+    let opened = ManuallyDrop::new(targets.open(context)?);
+    if opened.engine(0).store().scope() == Scope::Shared && !is_on_network(&path) {
+        let (shown, store) = (escape_path(&path), escape(targets.all[0].location.url().as_encoded_bytes()));
+        let what = format!("flock(2) on {shown} excludes only this host, and other hosts share the store {store}");
+        return Err(
+            Error::invalid(what, "lock the path without --fd, or name a store of this host with --store").into()
+        );
+    }
+    let acquisition =
+        Acquisition { locks_file: true, ..Acquisition::new(context, &taking.waiting, &signals, opened.lease()) };
+    let request = request_for_script(context, taking)?;
+    let mut grants = match acquisition.acquire(&opened, &request)? {
+        AcquireResult::Granted(grants, _) => grants,
+        ended => return acquisition.end(&opened, &ended),
+    };
+    let taken = FlockCompat::of_descriptor(context, taking, (&targets.all[0], &file), request.handle.proof())
+        .and_then(|compat| compat.take(&opened, &acquisition, &mut grants, (None, None)));
+    let done = match taken {
+        Ok(ControlFlow::Continue(_)) => confirm(context, &opened, request.clone(), &grants, number),
+        Ok(ControlFlow::Break(exit)) => Ok(Some(exit.unwrap_or_else(|| Exit::interrupted(signals.interrupted_by())))),
+        Err(error) => Err(error),
+    };
+    if !matches!(done, Ok(None)) {
+        let unlocked = fs2::FileExt::unlock(&file);
+        opened.release_all(request.handle.proof())?;
+        unlocked.map_err(|error| Error::os(errno_of(error), "unlock", &path))?;
+    }
+    report_taken(&context.common, &opened, &grants, None, Some(&request.entry.owner));
+    Ok(done?.unwrap_or(Exit::Done))
+}
+
+/// The calling script is named as the holder, but the lock depends on no process.
+fn request_for_script(context: &Context, taking: &Taking) -> Result<AcquireRequest> {
+    let this = ThisProcess::default();
+    let caller = match this.caller() {
+        Err(error) if error.kind() == ErrorKind::InvalidInput => Caller { command: b"?".to_vec(), ..Caller::default() },
+        found => found?.clone(),
+    };
+    let handle = context.new_handle()?;
+    let mut request = request(context, &taking.waiting, handle, this.id()?, caller.owners, caller.command)?;
+    taking.set_terms(&mut request.entry);
+    Arc::make_mut(&mut request.entry.owner).session = Some(this.session()?);
+    Ok(AcquireRequest { outlives_process: true, phase: Phase::Provisional, ..request })
+}
+
+/// Makes the grant that of the locked descriptor.
+fn confirm(
+    context: &Context,
+    opened: &OpenLockSet<'_>,
+    mut request: AcquireRequest,
+    grants: &[Grant],
+    number: i32,
+) -> Result<Option<Exit>> {
+    let Some((lock, _)) = descriptor_lock(number) else {
+        let what = format!("/proc/self/fdinfo/{number} does not show the lock of descriptor {number}");
+        return Err(Error::new(ErrorKind::System, what, "mount /proc, or use flock(1)"));
+    };
+    request.entry.lifetime = Lifetime::Descriptor(lock);
+    let until = context.host.boottime() + RETRY_INTERVAL;
+    match opened.confirm(&request, grants, &|| context.host.boottime() < until)? {
+        Some(_) => Ok(None),
+        None => Err(Error::new(ErrorKind::Lost, "the lock was lost before it could be used", "take it again")),
+    }
+}
+
+/// A pipe or a deleted file has no name that a record could have.
+fn lock_unnamed(context: &Context, taking: &Taking, file: &File, signals: &Signals) -> anyhow::Result<Exit> {
+    let acquisition = Acquisition::new(context, &taking.waiting, signals, None);
+    let mut wait = FlockWait {
+        host: context.host.as_ref(),
+        signals,
+        child: None,
+        until: acquisition.policy.limit.map(|_| acquisition.until()),
+        on_tick: &mut || Ok(None),
+        wake_socket: None,
+        is_lost: &|| false,
+    };
+    let wait = (!acquisition.policy.is_none()).then_some(&mut wait);
+    Ok(match Flock::take(FileLock::Flock, (Path::new("the descriptor"), Some(file)), taking.mode(), wait)? {
+        Flocked::Held(_) => Exit::Done,
+        Flocked::Interrupted(exit) => exit,
+        Flocked::Busy => {
+            context.common.note("the descriptor's file is locked with flock(2); see lslocks(8)");
+            taking.waiting.exit(ErrorKind::Busy)
+        }
+    })
+}
+
+/// Releases the lock for all processes that have the descriptor. A descriptor without a lock stays as it is.
+pub(super) fn unlock(context: &Context, number: i32) -> anyhow::Result<Exit> {
+    let file = inherited(number)?;
+    let mut results = Results::new(&context.common);
+    let Some((lock, _)) = descriptor_lock(number) else { return results.print() };
+    let path = path_of(number, &file);
+    let shown = path.as_deref().unwrap_or(Path::new("the descriptor"));
+    fs2::FileExt::unlock(&file).map_err(|error| Error::os(errno_of(error), "unlock", shown))?;
+    context.common.note_step(|| format!("lock {} is released", escape_path(shown)));
+    if path.is_some() {
+        let target = context.target_for(shown.as_os_str(), true)?;
+        let engine = context.engine(&target.location)?;
+        let own = engine.credentials(None, ThisProcess::default().with_caller()?)?;
+        // flock(1) leaves no record.
+        let grant = engine.apply(&target.name, &Release(Credentials { descriptor: Some(lock), ..own }))?.ok();
+        results.done(&target, "released", grant.as_slice(), &Reporter::new(&engine));
+    }
+    results.print()
+}
+
+fn path_of(number: i32, file: &File) -> Option<PathBuf> {
+    let path = fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
+    let (found, open) = (fs::symlink_metadata(&path).ok()?, file.metadata().ok()?);
+    ((found.dev(), found.ino()) == (open.dev(), open.ino())).then_some(path)
+}
