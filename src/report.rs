@@ -13,7 +13,7 @@ mod times;
 
 pub(crate) use doctor::findings_text;
 pub(crate) use history::{failure, timeline};
-pub(crate) use holder::{FileLocks, Reporter, locked_by};
+pub(crate) use holder::{FileLocks, Reporter, locked_by, shows_nothing};
 pub(crate) use json::{Document, json};
 pub(crate) use metrics::Metrics;
 pub(crate) use refusal::{RefusalReport, RefusedLock, SettingNames, describe_value, is_of_descriptor, name_and_store};

@@ -290,8 +290,12 @@ pub(super) fn report_taken(
     evicted: Option<&(usize, EndedGrant)>,
     owner: Option<&Owner>,
 ) {
-    if let Some((at, ending)) = evicted {
-        let before = if ending.reason == EndReason::Broken { "held before by" } else { "taken over from" };
+    if let Some((at, ending)) = evicted
+        && let how = ending.grant.shown(ending.reason)
+        && (how != EndReason::Ended || common.verbose)
+    {
+        let is_over = matches!(how, EndReason::Broken | EndReason::Ended);
+        let before = if is_over { "held before by" } else { "taken over from" };
         let name = escape(&opened.target(*at).display_name);
         let ending = Reporter::new(opened.engine(*at)).ending(ending);
         common.note(&format!("lock {name} was {before} {ending}"));

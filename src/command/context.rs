@@ -174,8 +174,8 @@ impl Context {
         Ok(LockSet::new(targets))
     }
 
-    /// With `reentrant`, leaves out of `set` the locks, maybe all, that a grant around this process holds now. The grant must be
-    /// exclusive, or have the mode that is asked for, of no more slots.
+    /// With `reentrant`, leaves out of `set` the locks, maybe all, that a grant around this process or a script that waits
+    /// for this process holds now. The grant must be exclusive, or have the mode that is asked for, of no more slots.
     pub(super) fn lock_set_for(&self, set: LockSet, taking: &Taking, reentrant: bool) -> Result<LockSet> {
         let LockSet { all, first_at } = set;
         let mut rest = LockSet { all: Vec::new(), first_at: 0 };
@@ -192,12 +192,17 @@ impl Context {
     }
 
     /// The variables alone prove nothing: a daemon that the command left behind has them for ever, and a grant that is
-    /// over may still be in the record. `None` means any mode.
+    /// over may still be in the record. `None` means any mode, and no grant of a script, which the caller may release.
     pub(super) fn is_held_around(&self, target: &LockRef, taking: Option<&Taking>) -> Result<bool> {
         let around = self.enclosing_grants();
-        if around.is_empty() {
+        let callers = match taking {
+            Some(_) => self.host.blocked_callers(self.host.this_process()?.pid, true),
+            None => Vec::new(),
+        };
+        if around.is_empty() && callers.is_empty() {
             return Ok(false);
         }
+        let space = self.host.pid_space()?;
         let engine = self.engine(&target.location)?;
         let policy = taking.map_or(ONE_CALL, |taking| taking.waiting.wait_policy(None));
         let mut inspect = |engine: &Engine| engine.inspect(&target.name);
@@ -209,8 +214,18 @@ impl Context {
             }
             _ => true,
         };
-        let mut holders = status.record.holders.iter().zip(&status.holders);
-        Ok(holders.any(|(grant, holds)| holds.holds() && around.contains(&grant.proof) && fits(grant)))
+        let mut holders = status.record.holders.iter().zip(&status.holders).zip(&status.owners);
+        let is_around = |grant: &Grant, owner: &Option<ProcessId>| {
+            let is_of_script = grant.provisional.is_none() && space.contains(&grant.owner.domain);
+            around.contains(&grant.proof) || (is_of_script && owner.is_some_and(|owner| callers.contains(&owner)))
+        };
+        Ok(holders.any(|((grant, holds), owner)| holds.holds() && is_around(grant, owner) && fits(grant)))
+    }
+
+    /// The record of this very name has a holder.
+    pub(super) fn is_literally_held(&self, typed: &OsStr) -> Result<bool> {
+        let target = self.target(typed)?;
+        Ok(!self.engine(&target.location)?.record(&target.name)?.holders.is_empty())
     }
 
     /// Visits all locks of a store. Tells people of the records that cannot be read, and returns their errors.

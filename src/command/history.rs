@@ -188,7 +188,12 @@ fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
             _ => None,
         };
         let ended_by = grant.end_request.as_deref().filter(|_| !standing.holds());
-        Past { how: standing.end_reason(), to, ended_by: ended_by.map(|request| engine.ended_by(request)), ..past }
+        Past {
+            how: standing.end_reason().map(|reason| grant.shown(reason)),
+            to,
+            ended_by: ended_by.map(|request| engine.ended_by(request)),
+            ..past
+        }
     };
     grants.map(past).collect()
 }

@@ -214,10 +214,9 @@ impl ForScript<'_> {
         let caller = self.owner(&this)?;
         let (owners, command) = (caller.owners.clone(), caller.command.clone());
         let mut request = request(self.context, &taking.waiting, handle, this.id()?, owners, command)?;
-        // A process that the script leaves behind is known by its session.
-        let session = if self.pid.is_none() { Some(this.session()?) } else { None };
         taking.set_terms(&mut request.entry);
-        Arc::make_mut(&mut request.entry.owner).session = session;
+        // A process that the script leaves behind is known by its session.
+        Arc::make_mut(&mut request.entry.owner).session = Some(this.session()?);
         request.outlives_process = true;
         Ok((request, caller))
     }

@@ -10,7 +10,9 @@ use std::time::Duration;
 use super::context::{Context, LockRef, print};
 use crate::cli::{Common, Status};
 use crate::exit::Exit;
-use crate::report::{LockBlock, LockTable, OutputStyle, RefusedLock, Reporter, Zone, cut, json, wrapped};
+use crate::report::{
+    LockBlock, LockTable, OutputStyle, RefusedLock, Reporter, Zone, cut, json, shows_nothing, wrapped,
+};
 use crate::{glob, terminal};
 use engine::environment;
 use engine::{Engine, LockStatus};
@@ -161,7 +163,7 @@ impl<'a> Page<'a> {
             };
             let engine = self.context.engine(&target.location)?;
             match engine.inspect(&target.name) {
-                Ok(status) if is_pattern && nothing_to_show(&status) => patterns.push(typed.as_bytes()),
+                Ok(status) if is_pattern && shows_nothing(&status) => patterns.push(typed.as_bytes()),
                 Ok(status) => {
                     self.expect_held(status.is_held());
                     self.add(&target.display_name, &status, &engine, Some(&target));
@@ -179,7 +181,7 @@ impl<'a> Page<'a> {
         let mut is_one_held = false;
         engine.for_each_lock(&mut |status| {
             match status {
-                Ok(status) if nothing_to_show(&status) => {}
+                Ok(status) if shows_nothing(&status) => {}
                 Ok(status) => {
                     if let Some(name) = shown_name(&status.record.name) {
                         is_one_held |= status.is_held();
@@ -257,7 +259,7 @@ impl<'a> Page<'a> {
         }
         if let Some(lock) = named {
             let refused = RefusedLock::new(lock, reporter);
-            if nothing_to_show(status)
+            if shows_nothing(status)
                 && !watches
                 && let Some(file) = refused.lock_of_file()
             {
@@ -407,8 +409,4 @@ fn name_in(directory: &Path, store: &Location, name: &[u8]) -> Option<Vec<u8>> {
         return Some(directory.join(file).into_os_string().into_encoded_bytes());
     }
     (file.parent() == Some(directory)).then(|| name.to_vec())
-}
-
-fn nothing_to_show(status: &LockStatus) -> bool {
-    status.record.is_free() && status.record.value.is_none()
 }

@@ -13,6 +13,7 @@ use super::descriptor;
 use super::end_holder::{HolderEnd, live_owners};
 use crate::cli::{Unlock, Waiting};
 use crate::exit::Exit;
+use crate::glob;
 use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, is_of_descriptor, json};
 use engine::{Broken, Engine, WaitPolicy};
 use host::ThisProcess;
@@ -51,25 +52,24 @@ pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
     check_force(options)?;
     let this = ThisProcess::default();
     let mut results = Results::new(&context.common);
-    let targets = match (options.all, options.force) {
-        (true, true) => everything_held(context, &mut results)?,
-        (true, false) => everything_owned(context, options, &this, &mut results)?,
-        (false, _) => named(context, options)?,
+    let targets = match options.all {
+        true => everything_owned(context, options, &this, &mut results)?,
+        false => named(context, options, &mut results)?,
     };
     let breaker = if options.force { breaker(context, &this) } else { None };
     // The process ends soon, and the kernel closes its descriptors.
     let mut opened = ManuallyDrop::new(None);
-    for (target, proof) in &targets {
+    for (target, why) in &targets {
         let engine = engine_of(context, &target.location, &mut opened)?;
         let reporter = Reporter::new(engine);
         let response = if options.end {
-            end(context, engine, options, target, breaker.as_ref())
+            end(context, engine, options, (target, why), breaker.as_ref())
         } else if options.force {
-            force(engine, options, target, breaker.as_ref())
+            force(engine, options, (target, why), breaker.as_ref())
         } else {
-            release(context, options, &this, engine, target, *proof)
+            release(context, options, &this, engine, (target, why))
         };
-        let breaks_all = options.force && options.all;
+        let is_matched = *why == Chosen::Pattern;
         match response {
             Ok(Ok(freed)) => {
                 results.add(|| {
@@ -81,14 +81,14 @@ pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
                 }
             }
             // The holder may have released the lock before it could be broken.
-            Ok(Err(not_holder)) if breaks_all => {
+            Ok(Err(not_holder)) if is_matched => {
                 results.add(|| json::not_done(&target.display_name, &not_holder.holders, None, &reporter));
             }
             Ok(Err(not_holder)) => {
                 let refusal = refused(context, options, target, &reporter, &not_holder);
                 results.refuse(target, &refusal, &reporter);
             }
-            Err(error) if breaks_all && error.is_of_one_record() => {
+            Err(error) if is_matched && error.is_of_one_record() => {
                 pass_over(context, &error, &mut results);
                 results.exit = error.kind().into();
             }
@@ -109,12 +109,12 @@ fn engine_of<'a>(
     Ok(&opened.insert((location.clone(), engine)).1)
 }
 
-/// Rejects what clap cannot: names for which --force has another meaning.
+/// Rejects what clap cannot: what --force would break without a question, and several names of one token.
 fn check_force(options: &Unlock) -> Result<()> {
     let (what, cure) = match options.names.as_slice() {
-        [name, ..] if options.force && options.all => (
-            format!("--force --all breaks all locks, and {} is one", escape(name.as_bytes())),
-            "leave out --all, or the names",
+        _ if options.force && options.all => (
+            "--force --all would end the locks of all users".to_string(),
+            "name the locks, or use '*', which is every lock of the store except claims",
         ),
         [_, other, ..] if options.token.is_some() => (
             format!("a token belongs to one name, and {} is another", escape(other.as_bytes())),
@@ -134,7 +134,7 @@ fn refused(
 ) -> RefusalReport {
     let holders = &not_holder.holders;
     let mut lock = RefusedLock::new(target, reporter);
-    lock.settings = context.settings;
+    (lock.settings, lock.is_unlocked) = (context.settings, true);
     lock.presented = context.presented_handle(options.handle.as_deref());
     lock.similar = context.similar(target, not_holder);
     lock.file = if holders.is_empty() { None } else { reporter.file_lock(target, holders) };
@@ -167,28 +167,40 @@ fn release(
     options: &Unlock,
     this: &ThisProcess,
     engine: &Engine,
-    target: &LockRef,
-    proof: Option<HandleHash>,
+    (target, why): (&LockRef, &Chosen),
 ) -> Result<Unlocked> {
-    let credentials = match proof {
-        Some(proof) => engine.by_proof(proof)?,
-        None => context.credentials(engine, options.handle.as_deref(), this)?,
+    let credentials = match why {
+        Chosen::Grant(proof) => engine.by_proof(*proof)?,
+        _ => context.credentials(engine, options.handle.as_deref(), this)?,
     };
-    Ok(engine.apply(&target.name, &Release(credentials))?.map(|grant| {
-        let note = context.common.verbose.then(|| format!("lock {} is released", escape(&target.display_name)));
-        Freed { result: "released", grants: vec![grant], notes: note.into_iter().collect(), ..Freed::default() }
-    }))
+    let owners = credentials.owners.clone();
+    let grants = match engine.apply(&target.name, &Release(credentials))? {
+        Ok(grant) => {
+            engine.leave_release(&target.name, &grant);
+            vec![grant]
+        }
+        Err(NotHolder { ending: None, .. }) if engine.has_released(&target.name, &owners) => Vec::new(),
+        Err(not_holder) => return Ok(Err(not_holder)),
+    };
+    let note = context.common.verbose.then(|| format!("lock {} is released", escape(&target.display_name)));
+    Ok(Ok(Freed { result: "released", grants, notes: note.into_iter().collect(), ..Freed::default() }))
 }
 
-/// Breaks the grants that `options` mean in one target. Claims are permanent: only a name or token breaks them.
-fn force(engine: &Engine, options: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
-    let broken = if options.all {
-        engine.break_lock(&target.name, Some(&|grant: &Grant| grant.claim.is_none()), by)?
-    } else if options.token.is_some() {
-        engine.break_lock(&target.name, Some(&|grant: &Grant| grant.token == options.token), by)?
-    } else {
-        engine.break_lock(&target.name, None, by)?
-    };
+/// Claims are permanent: only a name or token breaks them, and no pattern.
+fn is_meant(grant: &Grant, options: &Unlock, why: &Chosen) -> bool {
+    options.token.is_none_or(|token| grant.token == Some(token)) && (*why != Chosen::Pattern || grant.claim.is_none())
+}
+
+/// Breaks the grants that `options` mean in one target.
+fn force(
+    engine: &Engine,
+    options: &Unlock,
+    (target, why): (&LockRef, &Chosen),
+    by: Option<&Owner>,
+) -> Result<Unlocked> {
+    let is_meant = |grant: &Grant| is_meant(grant, options, why);
+    let are_all_meant = options.token.is_none() && *why == Chosen::Name;
+    let broken = engine.break_lock(&target.name, if are_all_meant { None } else { Some(&is_meant) }, by)?;
     Ok(of_broken(engine, target, broken))
 }
 
@@ -221,9 +233,15 @@ fn of_broken(engine: &Engine, target: &LockRef, broken: Broken) -> Unlocked {
 
 /// Ends the holders whose grants `options` mean, and breaks each grant only when its holder has ended or its lease is
 /// over. A grant that comes after the first look stays.
-fn end(context: &Context, engine: &Engine, options: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
+fn end(
+    context: &Context,
+    engine: &Engine,
+    options: &Unlock,
+    (target, why): (&LockRef, &Chosen),
+    by: Option<&Owner>,
+) -> Result<Unlocked> {
     let record = engine.record(&target.name)?;
-    let meant = record.holders.iter().filter(|grant| options.token.is_none() || grant.token == options.token);
+    let meant = record.holders.iter().filter(|grant| is_meant(grant, options, why));
     let proofs: Vec<HandleHash> = meant.map(|grant| grant.proof).collect();
     let standing = |engine: &Engine| -> Result<Vec<Grant>> {
         let status = engine.inspect(&target.name)?;
@@ -342,27 +360,42 @@ fn pass_over(context: &Context, error: &Error, results: &mut Results<'_>) {
     results.add(|| json::unreadable(error));
 }
 
-/// Locks to release; a lock that was found by its grant comes with the handle hash.
-type NamedLocks = Vec<(LockRef, Option<HandleHash>)>;
+/// Why this call concerns a lock.
+#[derive(PartialEq, Eq)]
+enum Chosen {
+    Name,
+    /// With --force.
+    Pattern,
+    /// With --all: the grant of the caller.
+    Grant(HandleHash),
+}
 
-fn named(context: &Context, options: &Unlock) -> Result<NamedLocks> {
+type ChosenLocks = Vec<(LockRef, Chosen)>;
+
+fn named(context: &Context, options: &Unlock, results: &mut Results<'_>) -> Result<ChosenLocks> {
     let mut targets = Vec::new();
     for name in &options.names {
+        if options.force && glob::is_pattern(name.as_bytes()) && !context.is_literally_held(name)? {
+            targets.extend(everything_held(context, name, results)?);
+            continue;
+        }
         let target = context.known_target(name)?;
         if !options.reentrant || !context.is_held_around(&target, None)? {
-            targets.push((target, None));
+            targets.push((target, Chosen::Name));
         }
     }
     Ok(targets)
 }
 
-/// Each held or abandoned lock of the store except claims. An unreadable record stays, and decides the exit code.
-fn everything_held(context: &Context, results: &mut Results<'_>) -> Result<NamedLocks> {
+/// Each held or abandoned lock of the store whose name matches, except claims. An unreadable record stays, and decides
+/// the exit code.
+fn everything_held(context: &Context, pattern: &OsStr, results: &mut Results<'_>) -> Result<ChosenLocks> {
     let mut targets = Vec::new();
     let location = context.store()?;
     let unreadable = context.each_readable(&context.engine(&location)?, &mut |status| {
-        if status.record.holders.iter().any(|grant| grant.claim.is_none()) {
-            targets.push((LockRef::in_store(&location, status.record.name), None));
+        let is_held = status.record.holders.iter().any(|grant| grant.claim.is_none());
+        if is_held && glob::matches(pattern.as_bytes(), &status.record.name) {
+            targets.push((LockRef::in_store(&location, status.record.name), Chosen::Pattern));
         }
     })?;
     for error in &unreadable {
@@ -381,7 +414,7 @@ fn everything_owned(
     options: &Unlock,
     this: &ThisProcess,
     results: &mut Results<'_>,
-) -> Result<NamedLocks> {
+) -> Result<ChosenLocks> {
     let mut targets = Vec::new();
     let (owners, under) = (context.caller_processes(this)?, context.enclosing_grants());
     for (location, directory) in stores(context, options)? {
@@ -415,7 +448,7 @@ fn everything_owned(
                     target.display_name = directory.join(OsStr::from_bytes(&target.name)).into_os_string().into_vec();
                     target.shell_arg = shell_quote(&target.display_name);
                 }
-                targets.push((target, Some(grant.proof)));
+                targets.push((target, Chosen::Grant(grant.proof)));
             }
             Ok(())
         })?;

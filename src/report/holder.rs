@@ -20,10 +20,20 @@ const MOST_NAMED: usize = 3;
 /// A holder's grant, and the liveness of its owner or the reason why it has ended.
 pub(super) type Holder<'a> = (&'a Grant, Standing);
 
-/// Grants that hold the lock, or that ended without a release.
+/// Grants that hold the lock, or that ended without a release. The end of a script is one.
 pub(super) fn holders(status: &LockStatus) -> Vec<Holder<'_>> {
     let all = status.record.holders.iter().zip(status.holders.iter().copied());
-    all.filter(|(_, standing)| *standing != Standing::Ended(EndReason::Released)).collect()
+    let is_released = |(grant, standing): &Holder<'_>| {
+        let how = standing.end_reason().map(|reason| grant.shown(reason));
+        matches!(how, Some(EndReason::Released | EndReason::Ended))
+    };
+    all.filter(|holder| !is_released(holder)).collect()
+}
+
+/// True for a free lock without waiters and a value.
+pub(crate) fn shows_nothing(status: &LockStatus) -> bool {
+    let LockStatus { record, .. } = status;
+    holders(status).is_empty() && record.waiters.is_empty() && record.pages.is_none() && record.value.is_none()
 }
 
 pub(super) fn waiting(status: &LockStatus) -> usize {
@@ -188,10 +198,11 @@ impl<'a> Reporter<'a> {
     }
 
     pub(crate) fn ending(&self, ending: &EndedGrant) -> String {
-        let how = match ending.reason {
+        let how = match ending.grant.shown(ending.reason) {
             EndReason::Released if ending.grant.provisional.is_some() => "which was not told of it",
             EndReason::Released => "which released it",
             EndReason::Died => "which ended without releasing it",
+            EndReason::Ended => "which ended",
             EndReason::Expired if matches!(ending.grant.lifetime, Lifetime::Keepalive(_)) => {
                 "which did not renew its lease"
             }

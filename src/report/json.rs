@@ -271,7 +271,11 @@ pub(crate) fn acquired(
     reporter: &Reporter<'_>,
 ) -> Document {
     let took_over = evicted.map(|EndedGrant { grant, reason }| {
-        Document::default().with("how", reason.word()).and(holder(grant, Standing::Ended(*reason), reporter))
+        Document::default().with("how", grant.shown(*reason).word()).and(holder(
+            grant,
+            Standing::Ended(*reason),
+            reporter,
+        ))
     });
     let highest = grants.iter().filter_map(|grant| grant.token).max();
     let (named, slot) = match (locks, grants) {

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::holder::waiting;
+use super::holder::{self, waiting};
 use engine::LockStatus;
 use lock::history::{Past, RunEnd};
 use lock::name::escape;
 use lock::{EndReason, JobState, Liveness};
 
-const KINDS: [EndReason; 4] = [EndReason::Released, EndReason::Died, EndReason::Expired, EndReason::Broken];
+const KINDS: [EndReason; 5] =
+    [EndReason::Released, EndReason::Ended, EndReason::Died, EndReason::Expired, EndReason::Broken];
 
 type ValueOf = fn(&LockMetrics) -> Option<String>;
 
@@ -106,7 +107,7 @@ impl Metrics {
         let came = waiters.filter(|(_, liveness)| **liveness != Liveness::Dead).map(|(waiter, _)| waiter.since);
         let lock = self.lock(&status.record.name);
         lock.holders = holders.len();
-        lock.stale_holders = status.holders.len() - holders.len();
+        lock.stale_holders = holder::holders(status).len() - holders.len();
         lock.held = holders.into_iter().min().map(age).unwrap_or_default();
         lock.oldest_wait = came.min().map(age).unwrap_or_default();
         lock.waiters = waiting(status);

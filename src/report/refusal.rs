@@ -10,7 +10,7 @@ use engine::LockRef;
 use engine::environment;
 use lock::error::{Error, ErrorKind};
 use lock::name::{escape, shell_quote};
-use lock::{Edge, EndReason, EndedGrant, Grant, Lifetime, NotHolder, Refusal, Successor, Value, WriteRefusal};
+use lock::{Edge, EndReason, EndedGrant, Grant, Lifetime, Mode, NotHolder, Refusal, Successor, Value, WriteRefusal};
 
 /// A refusal or an error: the lock, the problem, the next step, and the holders that stand in the way.
 #[derive(Debug, Clone)]
@@ -59,6 +59,8 @@ pub(crate) struct RefusedLock<'a> {
     lock: &'a LockRef,
     reporter: &'a Reporter<'a>,
     pub(crate) settings: &'static SettingNames,
+    /// The caller wants to release the lock.
+    pub(crate) is_unlocked: bool,
     /// A handle in words.
     pub(crate) presented: Option<&'static str>,
     /// Is held, and the caller may mean it.
@@ -78,16 +80,20 @@ pub(crate) fn is_of_descriptor(grant: &Grant) -> bool {
 pub(crate) struct SettingNames {
     timeout: &'static str,
     handle: &'static str,
+    reentrant: &'static str,
 }
 
 impl SettingNames {
-    pub(crate) const OPTIONS: SettingNames = SettingNames { timeout: "-w", handle: "--handle" };
-    pub(crate) const VARIABLES: SettingNames = SettingNames { timeout: "CSALOCK_TIMEOUT", handle: "CSALOCK_HANDLE" };
+    pub(crate) const OPTIONS: SettingNames =
+        SettingNames { timeout: "-w", handle: "--handle", reentrant: ", or give it --reentrant" };
+    pub(crate) const VARIABLES: SettingNames =
+        SettingNames { timeout: "CSALOCK_TIMEOUT", handle: "CSALOCK_HANDLE", reentrant: "" };
 }
 
 impl<'a> RefusedLock<'a> {
     pub(crate) fn new(lock: &'a LockRef, reporter: &'a Reporter<'a>) -> RefusedLock<'a> {
-        RefusedLock { lock, reporter, settings: &SettingNames::OPTIONS, presented: None, similar: None, file: None }
+        let settings = &SettingNames::OPTIONS;
+        RefusedLock { lock, reporter, settings, is_unlocked: false, presented: None, similar: None, file: None }
     }
 
     pub(crate) fn refusal(&self, refusal: &Refusal) -> RefusalReport {
@@ -178,11 +184,12 @@ impl<'a> RefusedLock<'a> {
         if let [own] = cycle {
             let held = self.reporter.holder(&own.grant);
             let message = format!("{self}: the caller holds it already, so waiting would never end: {held}");
-            // An unlock would release the lock of the outer run, whose command goes on.
             let hint = match own.grant.owner.supervisor {
-                Some(_) => "leave the inner call out, or give it --reentrant".to_string(),
                 None if is_of_descriptor(&own.grant) => OF_DESCRIPTOR.to_string(),
-                None => format!("release it first with {}", self.csalock("unlock")),
+                None if own.grant.mode != Mode::Exclusive => {
+                    format!("release it first with {}", self.csalock("unlock"))
+                }
+                _ => format!("leave this call out{}", self.settings.reentrant),
             };
             return self.report(ErrorKind::Deadlock, message, hint, &holders);
         }
@@ -235,9 +242,14 @@ impl<'a> RefusedLock<'a> {
         let before = ending.map(|ending| format!("; before, it was held by {}", self.reporter.ending(ending)));
         let of_descriptor = holders.iter().all(is_of_descriptor).then(|| OF_DESCRIPTOR.to_string());
         let hint = self.how_to_unclaim(holders).or(of_descriptor).unwrap_or_else(|| {
-            let or = self.how_to_break(holders).or_else(|| self.how_to_end(holders));
-            let or = or.unwrap_or_else(|| "wait until it is released".to_string());
-            format!("give its handle with {}, or {or}", self.settings.handle)
+            let handle = format!("give its handle with {}", self.settings.handle);
+            let (end, trap) =
+                (self.how_to_end(holders), if self.is_unlocked { "set the trap after the lock, or " } else { "" });
+            match self.how_to_break(holders).or_else(|| end.clone()) {
+                Some(or) if ending.is_some() || end.is_none() => format!("{handle}, or {or}"),
+                None if ending.is_some() => format!("{handle}, or wait until it is released"),
+                _ => format!("this script never had it; {trap}{handle}"),
+            }
         });
         let held = self.each(holders) + &before.unwrap_or_default();
         self.report(ErrorKind::NotOwner, format!("{self} belongs to another holder: {held}"), hint, holders)

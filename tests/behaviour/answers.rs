@@ -16,8 +16,8 @@ on_every_kind_of_store! {
     fn a_verbose_takeover_is_reported_with_the_new_owner(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock x; :").run();
         sandbox.await_abandoned("x");
-        let said = format!("csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, \
-                            which ended without releasing it\ncsalock: lock x was acquired, token TOKEN, owner pid PID (TEST), store {}\n",
+        let said = format!("csalock: lock x was held before by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, \
+                            which ended\ncsalock: lock x was acquired, token TOKEN, owner pid PID (TEST), store {}\n",
                            sandbox.plain(&sandbox.store()));
         sandbox.csalock(["lock", "-v", "x"]).stderr(said).run();
     }
@@ -84,9 +84,6 @@ const HOLDER: &str = "csalock lock x; echo; cat; :";
 const HELD: &str =
     "held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: dash -c csalock lock x; echo; cat; :";
 
-/// How a refusal advises to end the lock of a holder that lives here, or renews a lease.
-const END: &str = "end its holder with `csalock unlock --force --end x`";
-
 /// The holder as documents show it.
 const HOLDER_JSON: &str = "{\"pid\":PID,\"host\":\"HOST\",\"user\":\"USER\",\"command\":\"dash -c csalock lock x; echo; cat; :\",\
                            \"label\":null,\"since\":\"TIME\",\"expires\":null,\"token\":TOKEN,\"alive\":\"yes\"}";
@@ -119,10 +116,13 @@ mod json {
             }
             sandbox.csalock(["lock", "--json", "-n", "-E", "3", "x"]).status(3).stdout(busy(3)).run();
             let message = format!("lock x in store STORE belongs to another holder: {HELD}");
-            let fields = format!("\"message\":\"{message}\",\"hint\":\"give its handle with --handle, or {END}\",\"exit_code\":82");
-            let said = format!("[{{\"name\":\"x\",\"outcome\":\"not the owner\",\"holders\":[{HOLDER_JSON}],{fields}}}]\n");
-            sandbox.csalock(["unlock", "--json", "x"]).status(82).stdout(&said).run();
-            sandbox.csalock(["renew", "--json", "--ttl", "1h", "x"]).status(82).stdout(&said).run();
+            let said = |trap: &str| {
+                let hint = format!("this script never had it; {trap}give its handle with --handle");
+                let fields = format!("\"message\":\"{message}\",\"hint\":\"{hint}\",\"exit_code\":82");
+                format!("[{{\"name\":\"x\",\"outcome\":\"not the owner\",\"holders\":[{HOLDER_JSON}],{fields}}}]\n")
+            };
+            sandbox.csalock(["unlock", "--json", "x"]).status(82).stdout(said("set the trap after the lock, or ")).run();
+            sandbox.csalock(["renew", "--json", "--ttl", "1h", "x"]).status(82).stdout(said("")).run();
             sandbox.csalock(["unclaim", "--json", "--id", "1", "y"]).status(81).stdout(
                 "[{\"name\":\"y\",\"outcome\":\"not held\",\"holders\":[],\"message\":\"y in store STORE is not claimed\",\"hint\":\"nothing was given up\",\
                  \"exit_code\":81}]\n").run();
@@ -163,7 +163,7 @@ mod json {
         }
 
         fn an_error_is_a_document(sandbox: &Sandbox) {
-            let (message, hint) = ("--force --all breaks all locks, and x is one", "leave out --all, or the names");
+            let (message, hint) = ("--force --all would end the locks of all users", "name the locks, or use '*', which is every lock of the store except claims");
             let said = refusal("\"x\"", "usage error", message, "", hint, 64);
             sandbox.csalock(["unlock", "--json", "--force", "--all", "x"]).status(64).stdout(said).run();
             let hint = "see csalock lock --help; put -- before a name or value that begins with a dash";
@@ -198,10 +198,10 @@ mod json {
 
         fn an_unreadable_record_is_an_entry_of_each_list(sandbox: &Sandbox) {
             sandbox.csalock(["lock", "--forever", "bad"]).run();
-            sandbox.script("dash", "csalock lock dead; :").run();
+            sandbox.abandon("dead", &[]);
             sandbox.await_abandoned("dead");
             sandbox.overwrite("bad", b"garbage");
-            for (words, least) in [(&["status", "--json"][..], 2), (&["history", "--json"], 2), (&["gc", "--json"], 2), (&["unlock", "--json", "--force", "--all"], 1)] {
+            for (words, least) in [(&["status", "--json"][..], 2), (&["history", "--json"], 2), (&["gc", "--json"], 2), (&["unlock", "--json", "--force", "*"], 1)] {
                 let done = sandbox.csalock(words).capture();
                 let found: Vec<Value> = serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error} {words:?} {done:?}"));
                 let bad: Vec<&Value> = found.iter().filter(|entry| entry["reason"] == "unreadable").collect();
@@ -230,22 +230,22 @@ mod reports {
 
         fn force_is_suggested_only_where_it_may_be_right(sandbox: &Sandbox) {
             let job = holding(sandbox);
-            let said = |held: &str, hint: &str| format!(
-                "csalock: lock x in store STORE belongs to another holder: {held}; give its handle with --handle, or {hint}\n"
-            );
+            let said = |held: &str, hint: &str| format!("csalock: lock x in store STORE belongs to another holder: {held}; {hint}\n");
+            let never = "this script never had it; set the trap after the lock, or give its handle with --handle";
+            let handle = |or: &str| format!("give its handle with --handle, or {or}");
             let force = "break it with `csalock unlock --force x`";
-            sandbox.csalock(["unlock", "x"]).status(82).stderr(said(HELD, END)).run();
+            sandbox.csalock(["unlock", "x"]).status(82).stderr(said(HELD, never)).run();
             // A process of another pid namespace.
             sandbox.edit("x", |record| record.holders[0].owner_mut().domain.pids = "elsewhere".to_string());
             let lease = "while it lives (its lease ends at TIME unless it is renewed)";
             let unseen = if sandbox.is_shared() { HELD.replace("while it lives", lease) } else { HELD.to_string() };
-            let hint = if sandbox.is_shared() { END } else { force };
-            sandbox.csalock(["unlock", "x"]).status(82).stderr(said(&unseen, hint)).run();
+            let hint = if sandbox.is_shared() { never.to_string() } else { handle(force) };
+            sandbox.csalock(["unlock", "x"]).status(82).stderr(said(&unseen, &hint)).run();
             sandbox.csalock(["unlock", "-q", "--force", "x"]).capture();
             drop(job);
             let _job = sandbox.script("dash", "csalock lock --forever x; echo; cat; :").ready();
             let held = HELD.replace("while it lives", "until it is released").replace("lock x;", "lock --forever x;");
-            sandbox.csalock(["unlock", "x"]).status(82).stderr(said(&held, force)).run();
+            sandbox.csalock(["unlock", "x"]).status(82).stderr(said(&held, &handle(force))).run();
             let busy = format!("csalock: lock x in store STORE is busy: {held}; wait longer with -w, or {force} if it is not needed any more\n");
             sandbox.csalock(["lock", "-n", "x"]).status(75).stderr(busy).run();
         }
@@ -253,7 +253,7 @@ mod reports {
         fn gc_collects_what_it_is_told_to(sandbox: &Sandbox) {
             let removed = |name: &str, done: &str| format!(
                 "{done} {name}: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c for x in a1 a2 b './f'; do csalock lock \
-                 $x; done, which ended without releasing it\n"
+                 $x; done, which ended\n"
             );
             sandbox.script("dash", "for x in a1 a2 b './f'; do csalock lock $x; done").run();
             sandbox.await_abandoned("b");

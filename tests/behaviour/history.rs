@@ -133,23 +133,23 @@ on_every_store! {
         assert_eq!(format!("{} {}", past["pid"], past["token"]), told);
     }
 
-    fn a_killed_holder_died_at_the_time_of_its_detection(sandbox: &Sandbox) {
+    fn a_killed_script_ended_at_the_time_of_its_detection(sandbox: &Sandbox) {
         let mut script = sandbox.script("dash", "csalock lock x; echo; read line").ready();
         assert_eq!(past(sandbox, &["x"])[0]["pid"], script.pid());
         assert_eq!(ends(&past(sandbox, &[])), ["x held dash -c csalock lock x; echo; read line"]);
         script.kill();
         let unnoticed = past(sandbox, &["x"]);
-        assert_eq!((&unnoticed[0]["ended"], &unnoticed[0]["to"]), (&json!("died"), &Value::Null));
+        assert_eq!((&unnoticed[0]["ended"], &unnoticed[0]["to"]), (&json!("ended"), &Value::Null));
         sandbox.csalock(["run", "-q", "x", "true"]).run();
         let noticed = past(sandbox, &["x"]);
-        assert_eq!(ends(&noticed), ["x died dash -c csalock lock x; echo; read line", "x released true"]);
+        assert_eq!(ends(&noticed), ["x ended dash -c csalock lock x; echo; read line", "x released true"]);
         assert!(noticed[0]["to"].is_string() && noticed[0]["pid"] == script.pid());
     }
 
     fn gc_notices_as_well(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock x > /dev/null; :").run();
         sandbox.csalock(["gc"]).capture();
-        assert_eq!(ends(&past(sandbox, &[])), ["x died dash -c csalock lock x > /dev/null; :"]);
+        assert_eq!(ends(&past(sandbox, &[])), ["x ended dash -c csalock lock x > /dev/null; :"]);
     }
 
     fn a_command_that_replaced_csalock_has_released(sandbox: &Sandbox) {

@@ -73,7 +73,7 @@ on_every_kind_of_store! {
 
     fn a_lease_ends_with_its_owner_too(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock --ttl 1h x; :").run();
-        assert_eq!(sandbox.state("x"), "abandoned");
+        assert_eq!(sandbox.state("x"), "free");
     }
 
     fn a_wait_does_not_shorten_the_lease(sandbox: &Sandbox) {

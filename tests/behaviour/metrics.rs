@@ -71,10 +71,12 @@ csalock_oldest_wait_seconds{store=\"STORE\",name=\"y\"} 0.000
 # HELP csalock_history_endings Grants in the history that ended in this way; old ones leave the history.
 # TYPE csalock_history_endings gauge
 csalock_history_endings{store=\"STORE\",name=\"x\",ending=\"released\"} 0
+csalock_history_endings{store=\"STORE\",name=\"x\",ending=\"ended\"} 0
 csalock_history_endings{store=\"STORE\",name=\"x\",ending=\"died\"} 0
 csalock_history_endings{store=\"STORE\",name=\"x\",ending=\"expired\"} 0
 csalock_history_endings{store=\"STORE\",name=\"x\",ending=\"broken\"} 0
 csalock_history_endings{store=\"STORE\",name=\"y\",ending=\"released\"} 2
+csalock_history_endings{store=\"STORE\",name=\"y\",ending=\"ended\"} 0
 csalock_history_endings{store=\"STORE\",name=\"y\",ending=\"died\"} 0
 csalock_history_endings{store=\"STORE\",name=\"y\",ending=\"expired\"} 0
 csalock_history_endings{store=\"STORE\",name=\"y\",ending=\"broken\"} 1
@@ -161,7 +163,7 @@ on_every_store! {
     }
 
     fn a_dead_holder_is_stale(sandbox: &Sandbox) {
-        sandbox.script("dash", "csalock lock x; :").run();
+        sandbox.abandon("x", &[]);
         sandbox.await_abandoned("x");
         let of = |metric: &str| value(sandbox, &[], &format!("{metric}{{name=\"x\"}}")).unwrap();
         assert_eq!(["csalock_holders", "csalock_stale_holders", "csalock_held_seconds"].map(of), ["0", "1", "0.000"]);

@@ -48,7 +48,7 @@ fn cgi(sandbox: &Sandbox, serve: impl Fn(&Sandbox, u16) -> Job) {
         assert_eq!((sight[0]["holders"][0]["pid"].to_string().as_str(), lines[2]), (lines[0], "0"), "{body}");
     }
     get(port, "/cgi-bin/dies");
-    wait_until("the script is dead", || sandbox.state("x") == "abandoned");
+    wait_until("the script is dead", || sandbox.state("x") == "free");
     let body = get(port, "/cgi-bin/fair");
     assert!(body.ends_with("\n0\n"), "{body}");
     let request = std::thread::spawn(move || get(port, "/cgi-bin/slow"));
@@ -103,7 +103,7 @@ on_every_store! {
         let server = "import os, subprocess\nif os.fork() == 0:\n    subprocess.call(['csalock', 'lock', 'x'])\n    os._exit(0)\n\
                       os.wait()\nsubprocess.call(['csalock', 'status', '--json', 'x'])\n";
         let done = sandbox.call("python3", ["-c", server]).capture();
-        assert!(done.stdout.contains("\"state\":\"abandoned\""), "{done:?}");
+        assert!(done.stdout.contains("\"state\":\"free\""), "{done:?}");
     }
 
     fn a_program_that_may_go_on_is_the_caller(sandbox: &Sandbox) {
@@ -140,7 +140,7 @@ on_every_store! {
              with --pid PID, or keep the lock until it is released with --forever\n"
         );
         assert_eq!((done.code, done.stderr), (Some(0), warning));
-        assert_eq!(sandbox.state("x"), "abandoned");
+        assert_eq!(sandbox.state("x"), "free");
         serve("csalock lock -q y").run();
         serve("csalock lock --forever z").run();
         serve("csalock lock v > /dev/null; csalock unlock v").run();

@@ -307,6 +307,24 @@ on_every_store! {
         next_runs_at_once(sandbox, || sandbox.script("dash", "csalock lock -q x; cat; :").spawn(), Job::kill);
     }
 
+    fn a_waiter_whose_script_was_killed_leaves_at_once_and_acquires_nothing(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let mut script = sandbox.script("dash", "csalock lock -w inf x; :").spawn();
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        let waiter = sandbox.record("x").unwrap().waiters[0].process.pid;
+        script.kill();
+        wait_until("the waiter has left", || !proc::lives(waiter));
+        assert!(sandbox.record("x").unwrap().waiters.is_empty());
+        let mut owner = sandbox.call("sleep", ["600"]).spawn();
+        let waiter = sandbox.csalock(["lock", "-w", "inf", "--pid", &owner.pid().to_string(), "x"]).spawn();
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        owner.kill();
+        waiter.wait().says(64, "the process that was to own it has ended; nothing was acquired");
+        holder.release();
+        holder.wait().succeeds();
+        sandbox.csalock(["run", "-n", "x", "true"]).run();
+    }
+
     fn the_waiter_after_a_killed_supervisor_and_command_runs_at_once(sandbox: &Sandbox) {
         next_runs_at_once(sandbox, || sandbox.csalock(["run", "-q", "x", "cat"]).spawn(), |job| kill_both(sandbox, job));
     }

@@ -23,6 +23,20 @@ on_every_store! {
         assert_eq!(sandbox.state("x"), "free");
     }
 
+    fn a_script_that_holds_the_lock_does_not_acquire_it_again(sandbox: &Sandbox) {
+        let lock = "csalock lock --reentrant -n x && echo in";
+        for call in [RUN, lock, &format!("dash -c '{RUN}'"), &format!("dash -c '{lock}; :'")] {
+            let script = format!("csalock lock x; {call}; csalock status -q x; echo $?; csalock unlock x; csalock status -q x; echo $?");
+            sandbox.script("dash", &script).stdout("in\n0\n81\n").run();
+        }
+        let said = |mode: &str| sandbox.script("dash", &format!("csalock lock {mode} x; csalock lock --reentrant x; csalock lock x; :")).capture();
+        said("-x").says(0, "; leave this call out, or give it --reentrant\n");
+        said("-s").says(0, "; release it first with `csalock unlock x`\n");
+        // A part of the script in the background holds its own lock.
+        let script = "(csalock lock x; touch held; exec sleep 60) & until [ -e held ]; do sleep 0.01; done; csalock lock --reentrant -nq x; echo $?";
+        sandbox.script("dash", &format!("{script}; kill $!")).stdout("75\n").run();
+    }
+
     fn a_caller_that_is_not_under_the_lock_acquires_it(sandbox: &Sandbox) {
         for call in [RUN, LOCK] {
             sandbox.script("dash", call).stdout("in\n").run();

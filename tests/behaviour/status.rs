@@ -59,7 +59,9 @@ fn scene(sandbox: &Sandbox) -> Vec<crate::sandbox::Job> {
     let held = sandbox.holder("held");
     let waiter = sandbox.waiter("held", "true");
     sandbox.csalock(["lock", "--forever", "--label", "for good", "permanent"]).run();
-    sandbox.script("dash", "csalock lock abandoned; :").run();
+    sandbox.script("dash", "csalock lock ended; :").run();
+    sandbox.abandon("abandoned", &[]);
+    sandbox.await_abandoned("abandoned");
     sandbox.csalock(["lock", "--ttl", "1ms", "expired"]).run();
     wait_until("it is over", || sandbox.state("expired") == "abandoned");
     vec![waiter, held]
@@ -101,7 +103,7 @@ on_every_store! {
     fn each_lock_is_one_row_and_they_are_sorted(sandbox: &Sandbox) {
         let _scene = scene(sandbox);
         let held = "held|held|1|PID|HOST|USER|TIME|alive|cat\n";
-        let abandoned = "abandoned|dead|0|PID|HOST|USER|TIME|over|dash -c csalock lock abandoned; :\n";
+        let abandoned = "abandoned|dead|0|PID|HOST|USER|TIME|over|sh -c echo $$; exec cat\n";
         let expired = "expired|expired|0|PID|HOST|USER|TIME|over|TEST\n";
         let permanent = "permanent|held|0|PID|HOST|USER|TIME|forever|[for good] TEST\n";
         shows(sandbox, &["held*"], 0, &format!("{HEADER}{held}"));
@@ -253,7 +255,9 @@ on_every_store! {
         let facts_of_claim: Vec<String> =
             facts("port", 0).iter().map(|line| if line.starts_with("holder") { wanted[2].into() } else { line.clone() }).collect();
         assert_eq!(facts_of_claim, wanted);
-        sandbox.script("dash", "csalock lock 'two words'; :").run();
+        sandbox.script("dash", "csalock lock 'one word'; :").run();
+        assert_eq!(facts("\"one word\"", 81), ["lock     one word", "state    free"]);
+        sandbox.abandon("two words", &[]);
         sandbox.await_abandoned("two words");
         let wanted = ["lock     two words", "state    stale", "holder   pid PID on HOST (user USER), which is dead",
                       "since    TIME, for AGE", "until    its process ended",
@@ -261,7 +265,7 @@ on_every_store! {
                        `csalock unlock --force 'two words'` removes it now"];
         assert_eq!(facts("\"two words\"", 81), wanted);
         sandbox.csalock(["lock", "--forever", "-j", "2", "pair"]).run();
-        sandbox.script("dash", "csalock lock -j 2 pair; :").run();
+        sandbox.abandon("pair", &["-j", "2"]);
         let advice = "the next caller takes the lock over; `csalock unlock --force --token ";
         wait_until("one slot is stale", || facts("pair", 0).iter().any(|line| line.contains(advice)));
         assert_eq!(facts("none", 81), ["lock     none", "state    free"]);

@@ -127,7 +127,7 @@ impl Engine {
         for grant in before.holders.iter().filter(is_over) {
             let ending = after.ended_grants.iter().rev().find(|ending| ending.grant.proof == grant.proof);
             let is_known = |ending: &EndedGrant| match ending.reason {
-                EndReason::Died => true,
+                EndReason::Died | EndReason::Ended => true,
                 EndReason::Released => ending.grant.owner.supervisor != grant.owner.supervisor,
                 EndReason::Expired | EndReason::Broken => false,
             };

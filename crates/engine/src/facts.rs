@@ -7,6 +7,8 @@
 //! On a store that other hosts may share, a process that is absent here is not proof of death: a copy of this machine
 //! may run it. So a process leaves a witness in this machine's memory before it writes an entry into such a store. An
 //! entry is dead if its witness is here and its process is not. Without a witness the lease decides.
+//!
+//! A store may keep nothing of a lock that was released. Such a witness proves that a script has released it.
 
 use std::time::Duration;
 
@@ -132,14 +134,30 @@ impl Engine {
 
     /// Leaves a witness of an object that this host is about to write into a store of this scope.
     pub(super) fn leave_witness(&self, scope: Scope, of: Witnessed<'_>) {
-        if scope == Scope::Shared {
+        if scope == Scope::Shared || matches!(of, Witnessed::Release(..)) {
             let key = of.key();
             self.host.leave_witness(&key);
             // The keys are random, so one of 256 processes does this, even where no process calls `gc`.
-            if key.starts_with("00") {
+            if key.ends_with("00") {
                 self.host.remove_old_witnesses(OLD_WITNESS);
             }
         }
+    }
+
+    /// For [`Engine::has_released`] by the script that has released this grant.
+    pub fn leave_release(&self, name: &[u8], grant: &Grant) {
+        let place = self.store.describe(name);
+        grant
+            .owner
+            .processes
+            .iter()
+            .for_each(|owner| self.leave_witness(Scope::Local, Witnessed::Release(&place, owner)));
+    }
+
+    /// One of these processes has released a lock of this name before.
+    pub fn has_released(&self, name: &[u8], owners: &[ProcessId]) -> bool {
+        let (place, uid) = (self.store.describe(name), self.host.uid());
+        owners.iter().any(|owner| self.host.has_witness(&Witnessed::Release(&place, owner).key(), uid))
     }
 
     pub(super) fn remove_witness(&self, of: Witnessed<'_>) {
@@ -197,15 +215,23 @@ pub(super) enum Witnessed<'a> {
     Entry(&'a [u8], &'a HandleHash),
     /// Bytes of an external value, by their store name.
     Value(&'a [u8]),
+    /// Release by this process of the lock whose record has this place. The host removes it after the process.
+    Release(&'a str, &'a ProcessId),
 }
 
 impl Witnessed<'_> {
     /// A user who cannot read the record cannot guess this name of a witness.
     fn key(self) -> String {
+        let mut key = String::new();
         let digest = match self {
             Witnessed::Entry(name, proof) => Sha256::new().chain_update(proof.to_string()).chain_update(name),
             Witnessed::Value(key) => Sha256::new().chain_update(key),
+            Witnessed::Release(place, process) => {
+                key = format!("{process}:");
+                Sha256::new().chain_update(place)
+            }
         };
-        digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+        key.extend(digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")));
+        key
     }
 }

@@ -44,7 +44,7 @@ impl Engine {
                         Use::Nothing => {}
                     }
                 }
-                EndReason::Died | EndReason::Expired => {}
+                EndReason::Died | EndReason::Ended | EndReason::Expired => {}
             }
             past.ended_by = ending.grant.end_request.as_deref().map(|request| self.ended_by(request));
             Some(past.line())

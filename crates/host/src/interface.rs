@@ -95,7 +95,7 @@ pub trait Host: Send + Sync {
 
     fn remove_witness(&self, key: &str);
 
-    /// Removes this user's witnesses of at least this age, for every store.
+    /// Removes this user's witnesses of at least this age, for every store, and those for dead processes.
     fn remove_old_witnesses(&self, age: Duration);
 
     fn random(&self) -> Result<[u8; 16]>;

@@ -156,14 +156,15 @@ impl Host for Unix {
             let is_over = reach == Scope::Local && self.is_of_earlier_boot(domain);
             return if is_over { Liveness::Dead } else { Liveness::Unknown };
         }
-        let takers = flock_takers(&lock.place);
+        let Some(takers) = flock_takers(&lock.place) else { return Liveness::Unknown };
         if here.contains(domain) && takers.contains(&lock.taker) {
             return Liveness::Alive;
         }
         // Outside of the first pid namespace the kernel does not list the locks whose takers have ended, and a copy of this
-        // machine has locks of its own. The lock of another taker may be that of this descriptor, which it converted.
+        // machine has locks of its own. A taker in another pid namespace has another number here.
         let sees_all = reach == Scope::Local && !self.is_in_container();
-        if sees_all && takers.is_empty() { Liveness::Dead } else { Liveness::Unknown }
+        let is_known = here.contains(domain) || takers.is_empty();
+        if sees_all && is_known { Liveness::Dead } else { Liveness::Unknown }
     }
 
     fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool {
@@ -214,9 +215,11 @@ impl Host for Unix {
         let time = now(ClockId::CLOCK_REALTIME);
         let is_old = |found: &fs::Metadata| Duration::from_secs(found.mtime().max(0) as u64) + age < time;
         for entry in fs::read_dir(MEMORY).into_iter().flatten().flatten() {
-            let is_witness = entry.file_name().to_str().is_some_and(|name| name.starts_with(WITNESS));
-            let is_ours = |found: &fs::Metadata| found.is_file() && found.uid() == self.uid() && is_old(found);
-            if is_witness && entry.metadata().is_ok_and(|found| is_ours(&found)) {
+            let name = entry.file_name();
+            let Some(key) = name.to_str().and_then(|name| name.strip_prefix(WITNESS)) else { continue };
+            let is_useless = |found: &fs::Metadata| is_old(found) || is_of_dead_process(key);
+            let is_ours = |found: &fs::Metadata| found.is_file() && found.uid() == self.uid() && is_useless(found);
+            if entry.metadata().is_ok_and(|found| is_ours(&found)) {
                 let _ = fs::remove_file(entry.path());
             }
         }
@@ -261,6 +264,13 @@ fn first_pid_namespace() -> u64 {
 const MEMORY: &str = "/dev/shm";
 
 const WITNESS: &str = "csalock-";
+
+/// The key of the witness for a process begins with it.
+fn is_of_dead_process(key: &str) -> bool {
+    let mut fields = key.split(':');
+    let number = fields.next().and_then(|pid| pid.parse().ok()).zip(fields.next().and_then(|start| start.parse().ok()));
+    number.is_some_and(|(pid, start)| processes::liveness_of(&ProcessId { pid, start }) == Liveness::Dead)
+}
 
 fn witness(key: &str) -> String {
     format!("{MEMORY}/{WITNESS}{key}")

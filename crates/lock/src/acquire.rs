@@ -37,9 +37,7 @@ impl Request for Acquire {
             return Ok(refused(refusal));
         }
         let mut next = record.clone();
-        if self.has_file {
-            end_descriptors(&mut next, self.entry.mode);
-        }
+        end_descriptors(&mut next, self);
         evict(&mut next, facts, &|_| false)?;
         let in_record = next.waiter(&me).is_some();
         let place = self.place.on_page().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
@@ -131,6 +129,11 @@ fn already_granted(record: &Record, at: usize, request: &Acquire, facts: &Facts)
     if request.queue && request.phase == Phase::Direct && is_stopped(&request.entry, facts)? {
         // Another caller takes the grant back, or the process goes on.
         return Ok(Transition::Done(AcquireStep::Wait(Awaited::default())));
+    }
+    // The script may have been killed during the wait. One that is missing here is not that of this caller.
+    let needs_owner = !grant.owner.processes.is_empty() && request.entry.lifetime != Lifetime::UntilReleased;
+    if needs_owner && !facts.effective_owner(&grant.owner)?.is_some_and(|(_, liveness)| liveness.may_live_here()) {
+        return Ok(refused(Refusal::Lost));
     }
     Ok(confirm(record, at, request, before))
 }

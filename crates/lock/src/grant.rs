@@ -62,6 +62,12 @@ impl Grant {
         Arc::make_mut(&mut self.owner)
     }
 
+    /// A script needs no `unlock` at its end; the end of any other owner is a death.
+    pub fn shown(&self, reason: EndReason) -> EndReason {
+        let is_end_of_script = reason == EndReason::Died && self.owner.session.is_some();
+        if is_end_of_script { EndReason::Ended } else { reason }
+    }
+
     /// Counts the time since the grant as a wait, for display: the work under it begins at `wall`. Holders that share
     /// the lock keep their times, because a later token begins later.
     pub(super) fn begin(&mut self, wall: u64) {
@@ -87,6 +93,8 @@ pub struct EndRequest {
 pub enum EndReason {
     Released,
     Died,
+    /// Death of a script, which is the usual end of its grant: for display and in the history. Records have `Died`.
+    Ended,
     Expired,
     /// A user broke the grant with `--force`.
     Broken,
@@ -97,6 +105,7 @@ impl EndReason {
         match self {
             EndReason::Released => "released",
             EndReason::Died => "died",
+            EndReason::Ended => "ended",
             EndReason::Expired => "expired",
             EndReason::Broken => "broken",
         }
@@ -118,7 +127,7 @@ impl EndedGrant {
         // A claim has neither a supervisor nor a process, so no process asks for its ending.
         let has_owner = !owner.processes.is_empty() && self.grant.lifetime != Lifetime::OwnerDied;
         match self.reason {
-            EndReason::Released | EndReason::Died => owner.supervisor.is_some(),
+            EndReason::Released | EndReason::Died | EndReason::Ended => owner.supervisor.is_some(),
             EndReason::Expired => self.grant.provisional.is_none() && has_owner,
             EndReason::Broken => owner.supervisor.is_some() || has_owner,
         }

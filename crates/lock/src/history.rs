@@ -119,12 +119,12 @@ impl Past {
             (Some(lease), EndReason::Expired) => lease.wall.min(now),
             _ => now,
         };
-        Past { to: Some(to), how: Some(ending.reason), ..Past::held(name, &ending.grant, pid) }
+        Past { to: Some(to), how: Some(ending.grant.shown(ending.reason)), ..Past::held(name, &ending.grant, pid) }
     }
 
     /// This may be the last run of its job: it failed, or the end of its command is known.
     pub fn is_run(&self) -> bool {
-        self.run.is_some() || self.how != Some(EndReason::Released)
+        self.run.is_some() || !matches!(self.how, Some(EndReason::Released | EndReason::Ended))
     }
 
     pub fn is_same_grant(&self, other: &Past) -> bool {

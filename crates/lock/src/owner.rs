@@ -18,7 +18,7 @@ pub struct Owner {
     /// csalock does not end the command when the lock is lost (`--on-lost warn`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub outlives_lock: bool,
-    /// Session of the calling script. A process that the script left behind is still in it.
+    /// Session of the script that called `lock`. A process that the script left behind is still in it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub session: Option<i32>,
     #[serde(with = "text")]

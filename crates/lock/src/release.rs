@@ -125,7 +125,10 @@ impl Request for Release {
                 next.ended_grants.retain(|kept| *kept != ending);
                 Ok(write(next, Err(not_holder(record, Some(ending), facts)?), Vec::new()))
             }
-            Match::Ended(ending) if credentials.repeated && ending.reason == EndReason::Released => {
+            // A trap at the end of a script may release a lock that the script has released before.
+            Match::Ended(ending)
+                if ending.reason == EndReason::Released && (credentials.repeated || !credentials.owners.is_empty()) =>
+            {
                 Ok(Transition::Done(Ok(ending.grant)))
             }
             other => match record.waiters.iter().position(|waiter| credentials.proof == Some(waiter.proof)) {

@@ -265,7 +265,7 @@ impl Sandbox {
 
     /// Waits until the death of the owner of a lock is visible and recorded.
     pub(crate) fn await_abandoned(&self, name: &str) {
-        wait_until("it is abandoned", || self.state(name) == "abandoned");
+        wait_until("it is not held any more", || self.state(name) != "held");
         if self.is_shared() {
             let is_said = |record: Record| record.holders.iter().all(|grant| grant.lifetime == Lifetime::OwnerDied);
             wait_until("it is said that its owner died", || self.record(name).is_none_or(is_said));
@@ -351,6 +351,16 @@ impl Sandbox {
         let job = self.csalock(["run", "-w", "inf", name, "cat"]).spawn();
         wait_until("the holder holds", || self.sight(name)["holders"][0]["command"] == "cat");
         job
+    }
+
+    /// Leaves a lock of `run` whose csalock was killed, and the command, too.
+    pub(crate) fn abandon(&self, name: &str, options: &[&str]) {
+        let words = [&["run"], options, &[name, "sh", "-c", "echo $$; exec cat"]].concat();
+        let mut job = self.csalock(words).spawn();
+        let command = job.lines(1)[0].parse().unwrap();
+        job.kill();
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(command), nix::sys::signal::Signal::SIGKILL).unwrap();
+        wait_until("the command has ended", || !proc::lives(command));
     }
 
     /// A waiter for the lock that then runs the script.

@@ -9,7 +9,7 @@ use crate::wait_policy::{OnWait, Progress};
 use host::signals::Interrupt;
 use host::{WakeAddress, WakeReason, WakeSet, Watched};
 use lock::error::Result;
-use lock::{Awaited, Cycle, HandleHash, PidDomain, ProcessId, Record, WaitEdges};
+use lock::{Awaited, Cycle, HandleHash, Lifetime, Owner, PidDomain, ProcessId, Record, WaitEdges};
 use store::{Topic, Version, guarded};
 
 /// Covers the rounding of every clock, after the end of a lease.
@@ -108,7 +108,11 @@ impl<'a> AcquireAttempt<'a> {
         let engine = self.engine.clone();
         let here = engine.host.domain()?;
         let visible = processes.iter().filter(|(domain, _)| here.shares_pids_with(domain));
-        let watched: Vec<Watched> = visible.map(|process| watched(record, process)).collect();
+        let mut watched: Vec<Watched> = visible.map(|process| watched(record, process)).collect();
+        match self.living_owners() {
+            Some(owners) if owners.is_empty() => return self.end_without_owner(),
+            owners => watched.extend(owners.into_iter().flatten()),
+        }
         // A process in another network namespace can wake this waiter only through the store.
         let mut domains = record.owners().map(|owner| &owner.domain).chain(processes.iter().map(|(domain, _)| domain));
         let notifies = engine.store.abilities().notifies;
@@ -152,6 +156,20 @@ impl<'a> AcquireAttempt<'a> {
                 WakeReason::LookAgain | WakeReason::TimeOver => return Ok(None),
             }
         }
+    }
+
+    /// Processes that the grant will depend on, and that do not end with this one. `None` if it will depend on no other.
+    fn living_owners(&self) -> Option<Vec<Watched>> {
+        let entry = &self.terms.entry;
+        let Owner { domain, processes, .. } = &*entry.owner;
+        if processes.is_empty() || processes.contains(&entry.process) || entry.lifetime == Lifetime::UntilReleased {
+            return None;
+        }
+        let lives = |process: &&ProcessId| {
+            self.engine.host.liveness(domain, process, self.engine.store.scope()).may_live_here()
+        };
+        let living = processes.iter().filter(lives);
+        Some(living.map(|process| Watched { process: *process, supervisor: None }).collect())
     }
 
     /// Inspects the callers that this wait blocks again. Returns true if they have changed.
