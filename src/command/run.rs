@@ -24,7 +24,7 @@ use crate::run::guarded_command::{CommandLimits, GuardedCommand};
 use crate::run::keeper;
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use crate::run::supervisor::{Notice, Supervisor};
-use engine::{AcquireRequest, AcquireResult, OpenLockSet};
+use engine::{AcquireRequest, AcquireResult, LockSet, OpenLockSet};
 use host::signals::{self, Interrupt, Signals};
 use host::{WakeAddress, WakeSocket};
 use lock::error::{Error, ErrorKind, Result};
@@ -33,14 +33,7 @@ use lock::{EndedGrant, Grant, Mode, ProcessId};
 pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     let (names, command_line) = checked(context, options)?;
     let began = context.host.boottime();
-    // Neither the kernel nor the records of one user count slots or the runs of a job.
-    let is_counted = options.taking.slots.is_some() || only_for_one_lock(options).is_some();
-    let locks = if is_counted {
-        context.lock_set(&names)?
-    } else {
-        context.lock_set_of_files(&names, options.flock || options.fcntl)?
-    };
-    let locks = context.lock_set_for(locks, &options.taking, options.reentrant)?;
+    let locks = locks(context, options, &names)?;
     if locks.all.is_empty() {
         return Err(command_line.replace_process().into());
     }
@@ -94,6 +87,16 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
         Some(child) => run_supervised(&call, child, &opened),
         None => run_in_place(&call, &opened, &variables),
     }
+}
+
+fn locks(context: &Context, options: &Run, names: &[OsString]) -> Result<LockSet> {
+    // Neither the kernel nor the records of one user count slots or the runs of a job.
+    let is_counted = options.taking.slots.is_some() || only_for_one_lock(options).is_some();
+    let locks = match is_counted {
+        true => context.lock_set(names)?,
+        false => context.lock_set_of_files(names, options.flock || options.fcntl)?,
+    };
+    context.lock_set_for(locks, &options.taking, options.reentrant)
 }
 
 /// Refuses options that contradict each other. Returns the names and the command.
