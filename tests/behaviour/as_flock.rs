@@ -79,7 +79,7 @@ const DESCRIPTORS: [&str; 17] = [
     "exec 9> g; flock -u 9; echo $?; flock -n g echo free",
     "f() { flock 9 || return 9; echo f; return 3; }; f 9> g; echo $?; flock -n g echo free",
     "sh -c 'set -e; trap \"echo trap\" EXIT; exec 9> g; flock 9; false; echo no'; echo $?; flock -n g echo free",
-    "sh -c 'exec 9> g; flock 9; kill -9 $$'; flock g echo free",
+    "exec 2> /dev/null; sh -c 'exec 9> g; flock 9; kill -9 $$'; flock g echo free",
     "exec 9> g; flock 9; exec 9> h; flock -n g echo free; flock -n 9; flock -n h true; echo $?",
     "exec 9> g; flock 9; flock -n 9; echo $?; flock 9; echo $?; flock -u g flock -n g true; echo $?",
     "exec 9> g; flock 9; flock -w 0.1 g echo no; echo $?; flock -n g -c 'echo no'; echo $?",
