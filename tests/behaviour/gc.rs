@@ -3,7 +3,7 @@
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::sandbox::{Kind, Sandbox, wait_until};
+use crate::sandbox::{Kind, Sandbox, proc, wait_until};
 
 /// A name that ends with a slash means the files in the directory, as for `status`.
 #[test]
@@ -50,7 +50,7 @@ on_every_kind_of_store! {
         let _holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "true");
         // Its next look would put its entry right.
-        waiter.send(Signal::SIGSTOP);
+        proc::stop(&[waiter.pid()]);
         sandbox.edit("x", |record| record.waiters[0].process.start += 1);
         let living = sandbox.waiters("x").len();
         sandbox.csalock(["gc", "--dry-run"]).stdout("would remove x: waiters that died\n").run();

@@ -69,7 +69,7 @@ on_every_store! {
         let mut holder = sandbox.holder("x");
         let old = deploy(sandbox, "echo old >> order", 0);
         let both = [old.pid(), waiting_process(&old)].map(nix::unistd::Pid::from_raw);
-        both.into_iter().for_each(|pid| nix::sys::signal::kill(pid, Signal::SIGSTOP).unwrap());
+        crate::sandbox::proc::stop(&both.map(nix::unistd::Pid::as_raw));
         let new = deploy(sandbox, "echo new >> order", 0);
         holder.release();
         new.wait().exits(0);

@@ -314,8 +314,7 @@ on_every_kind_of_store! {
         sandbox.csalock(["lock", "--forever", "x"]).run();
         let waiter = sandbox.csalock(["lock", "--fail-on-stale", "x"]).spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
-        waiter.send(Signal::SIGSTOP);
-        wait_until("it is stopped", || matches!(proc::stat(waiter.pid()), Some(('T', _))));
+        proc::stop(&[waiter.pid()]);
         // A caller on another host does not see that, and finds that the holder has died.
         sandbox.edit("x", |record| {
             let (dead, waiter) = (record.holders.remove(0), record.waiters.remove(0));

@@ -70,8 +70,7 @@ fn script_with_stopped_waiter(sandbox: &Sandbox) -> (Job, Pid, Pid) {
     let script: i32 = sandbox.read("files/script").trim().parse().unwrap();
     let csalock = std::fs::read_to_string(format!("/proc/{script}/task/{script}/children")).unwrap();
     let waits = Pid::from_raw(csalock.trim().parse().unwrap());
-    kill(waits, Signal::SIGSTOP).unwrap();
-    wait_until("it is stopped", || is_stopped(waits));
+    proc::stop(&[waits.as_raw()]);
     (job, Pid::from_raw(script), waits)
 }
 
@@ -81,10 +80,9 @@ pub(crate) fn is_stopped(process: Pid) -> bool {
 
 /// Stops a waiter and its sleeping child, as Ctrl-Z does. Returns both.
 fn stop(waiter: &Job) -> Vec<Pid> {
-    let all: Vec<Pid> = proc::children(waiter.pid()).into_iter().chain([waiter.pid()]).map(Pid::from_raw).collect();
-    send(&all, Signal::SIGSTOP);
-    wait_until("it is stopped", || all.iter().all(|process| is_stopped(*process)));
-    all
+    let all: Vec<i32> = proc::children(waiter.pid()).into_iter().chain([waiter.pid()]).collect();
+    proc::stop(&all);
+    all.into_iter().map(Pid::from_raw).collect()
 }
 
 fn send(processes: &[Pid], signal: Signal) {

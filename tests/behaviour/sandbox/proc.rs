@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, kill};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// Returns when the process has ended, or after this time.
@@ -18,6 +19,25 @@ pub(crate) fn stat(pid: i32) -> Option<(char, i32)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = text.rsplit_once(") ")?.1.split(' ');
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
+/// Stops processes, but not within a call of an SQLite store: a stopped process keeps the database locked.
+pub(crate) fn stop(pids: &[i32]) {
+    let send = |signal| pids.iter().for_each(|pid| kill(nix::unistd::Pid::from_raw(*pid), signal).unwrap());
+    super::wait_until("they lock no database", || {
+        send(Signal::SIGSTOP);
+        super::wait_until("they are stopped", || pids.iter().all(|pid| matches!(stat(*pid), Some(('T' | 't', _)))));
+        let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+        let is_ours = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
+            [_, "POSIX", _, "WRITE", pid, ..] => pids.iter().any(|ours| ours.to_string() == pid),
+            _ => false,
+        };
+        let is_locked = locks.lines().any(is_ours);
+        if is_locked {
+            send(Signal::SIGCONT);
+        }
+        !is_locked
+    });
 }
 
 /// Whether a process exists and is not a zombie.
