@@ -247,9 +247,8 @@ fn end(
         let status = engine.inspect(&target.name)?;
         let holders = status.record.holders.into_iter().zip(status.holders);
         let stands = |(grant, standing): &(Grant, Standing)| {
-            // A grant that lasts until its release, and has no process, has nothing to wait for.
-            let depends = grant.lifetime != Lifetime::UntilReleased || !grant.owner.processes.is_empty();
-            depends
+            // The end of a grant without a process needs no end of a holder.
+            !grant.owner.processes.is_empty()
                 && proofs.contains(&grant.proof)
                 && !matches!(standing, Standing::Ended(_) | Standing::Holds(Liveness::Dead))
         };
