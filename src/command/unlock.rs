@@ -180,7 +180,10 @@ fn release(
             vec![grant]
         }
         Err(NotHolder { ending: None, .. }) if engine.has_released(&target.name, &owners) => Vec::new(),
-        Err(not_holder) => return Ok(Err(not_holder)),
+        Err(not_holder) => {
+            not_holder.ending.iter().for_each(|ending| engine.note_late(&target.name, ending));
+            return Ok(Err(not_holder));
+        }
     };
     let note = context.common.verbose.then(|| format!("lock {} is released", escape(&target.display_name)));
     Ok(Ok(Freed { result: "released", grants, notes: note.into_iter().collect(), ..Freed::default() }))
