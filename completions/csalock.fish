@@ -140,8 +140,8 @@ complete -c csalock -n "__fish_csalock_using_subcommand wait" -l color -d 'Use c
 always\t'Everywhere'
 never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -s n -l nonblock -d 'Do not wait: the same as -w 0'
-complete -c csalock -n "__fish_csalock_using_subcommand wait" -l flock -d 'Wait only until no process has the file locked with flock(2), as flock(1) does it; for names that are paths'
-complete -c csalock -n "__fish_csalock_using_subcommand wait" -l fcntl -d 'Wait only until no process has the file locked with fcntl(2), as apt and dpkg do it; for names that are paths'
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l flock -d 'Of the locks of other programs on the file, wait only for those of flock(2), as flock(1) has them'
+complete -c csalock -n "__fish_csalock_using_subcommand wait" -l fcntl -d 'Of the locks of other programs on the file, wait only for those of fcntl(2), as apt and dpkg have them'
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand wait" -s v -l verbose -d 'Print each step on stderr'

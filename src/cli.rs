@@ -2,6 +2,7 @@
 //!
 //! `--help`, the man pages and the completions are generated from these types.
 
+mod as_flock;
 mod commands;
 mod options;
 mod run;
@@ -12,6 +13,7 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
+pub use as_flock::AsFlock;
 pub use commands::{
     Claim, Completions, Del, Doctor, Gc, Get, History, Lock, Lookup, Man, Metrics, Overdue, Put, Renew, Serve, Shell,
     Status, Unclaim, Unlock, Wait, Writing,
@@ -19,7 +21,7 @@ pub use commands::{
 use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
 use run::OFTEN;
-pub use run::{AsFlock, Busy, OnLost, Period, Recurrence, Run};
+pub use run::{Busy, OnLost, Period, Recurrence, Run};
 
 /// Ids of the options of every command, in the order of the help.
 const GENERAL: [&str; 7] = ["store", "json", "quiet", "verbose", "color", "help", "version"];

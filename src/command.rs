@@ -46,7 +46,7 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         return end(csa::run(function, arguments[1..].to_vec()));
     }
     if flock::is_called(arguments.first()) {
-        return end(flock::run(&arguments[1..]));
+        return end(flock::run(&arguments));
     }
     let cli = match cli::run_without_clap::read(&arguments).map_or_else(|| Cli::read(arguments.clone()), Ok) {
         Ok(cli) => cli,

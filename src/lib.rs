@@ -9,5 +9,7 @@ pub mod glob;
 mod report;
 pub mod run;
 pub mod terminal;
+/// Properties of the parsers of untrusted bytes.
 #[cfg(any(test, fuzzing))]
+#[path = "../fuzz/properties/mod.rs"]
 pub mod untrusted;

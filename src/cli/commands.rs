@@ -94,10 +94,10 @@ pub struct Unlock {
 pub struct Wait {
     #[command(flatten)]
     pub waiting: Waiting,
-    /// Wait only until no process has the file locked with flock(2), as flock(1) does it; for names that are paths
+    /// Of the locks of other programs on the file, wait only for those of flock(2), as flock(1) has them
     #[arg(long, help_heading = LOCK)]
     pub flock: bool,
-    /// Wait only until no process has the file locked with fcntl(2), as apt and dpkg do it; for names that are paths
+    /// Of the locks of other programs on the file, wait only for those of fcntl(2), as apt and dpkg have them
     #[arg(long, help_heading = LOCK)]
     pub fcntl: bool,
     /// Name of a lock, or path of its file

@@ -1,12 +1,13 @@
 //! Arguments of `run`, with those of jobs. Those that it shares with other commands are in [`super::options`], and
 //! [`super::run_without_clap`] reads the commonest ones.
 
-use std::cell::Cell;
 use std::ffi::OsString;
+use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Args;
 
+use super::AsFlock;
 use super::options::{COMMAND, JOB, LOCK, Taking, WAITING, whole};
 use lock::duration::parse_duration;
 
@@ -77,18 +78,9 @@ pub struct Run {
     /// Name of a lock, or path of a file to lock; then the command and its arguments
     #[arg(value_names = ["NAME", "COMMAND"], num_args = 1.., required = true, trailing_var_arg = true)]
     pub words: Vec<OsString>,
+    /// Of a call by the name `flock`, whose command and its children keep the locked file as those of flock(1) do.
     #[arg(skip)]
-    pub as_flock: Option<AsFlock>,
-}
-
-/// Terms of a call by the name `flock`, whose commands and their children keep the locked file as those of flock(1) do.
-#[derive(Debug, Default)]
-pub struct AsFlock {
-    /// The command does not get the file.
-    pub close: bool,
-    pub verbose: bool,
-    /// The lock was acquired, and the command was or will be executed.
-    pub has_run: Cell<bool>,
+    pub as_flock: Option<Rc<AsFlock>>,
 }
 
 impl Run {

@@ -13,6 +13,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::acquire::{Acquisition, report_taken, request};
 use super::context::{Context, Results};
@@ -42,7 +43,9 @@ pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::R
     }
     // It is never dropped: the kernel closes its descriptors at the end of the process.
     let signals = ManuallyDrop::new(Signals::listen()?);
-    let Some(path) = path_of(number, &file) else { return lock_unnamed(context, taking, &file, &signals) };
+    let Some(path) = path_of(number, &file) else {
+        return lock_unrecorded(context, taking, (&file, context.host.boottime()), &signals);
+    };
     let targets = context.lock_set_of_files(&[OsString::from(&path)], true)?;
     let opened = ManuallyDrop::new(targets.open(context)?);
     if opened.engine(0).store().scope() == Scope::Shared && !is_on_network(&path) {
@@ -109,9 +112,15 @@ fn confirm(
     }
 }
 
-/// A pipe or a deleted file has no name that a record could have.
-fn lock_unnamed(context: &Context, taking: &Taking, file: &File, signals: &Signals) -> anyhow::Result<Exit> {
-    let acquisition = Acquisition::new(context, &taking.waiting, signals, None);
+/// Takes the kernel's lock alone, within the timeout of a wait that began at this time: a pipe or a deleted file has no name
+/// that a record could have.
+pub(super) fn lock_unrecorded(
+    context: &Context,
+    taking: &Taking,
+    (file, began): (&File, Duration),
+    signals: &Signals,
+) -> anyhow::Result<Exit> {
+    let acquisition = Acquisition { began, ..Acquisition::new(context, &taking.waiting, signals, None) };
     let mut wait = FlockWait {
         host: context.host.as_ref(),
         signals,

@@ -72,10 +72,7 @@ impl<'a> FlockCompat<'a> {
         // All callers use one order, so that two of them with other names in common never wait for each other.
         files.sort();
         if files.is_empty() {
-            let name = &targets.first().display_name;
-            let what = format!("--{} locks a file, and {} is not a path", first.name(), escape(name));
-            let cure = format!("use ./{}, or leave out --{}", shell_quote(name), first.name());
-            return Err(Error::invalid(what, cure));
+            return Err(not_a_path(first.name(), &targets.first().display_name));
         }
         // fcntl(2) needs a writable descriptor; a directory has none, and flock(2) locks one.
         if let Some((directory, _)) = files.iter().find(|(file, _)| options.fcntl && file.is_dir()) {
@@ -254,6 +251,11 @@ impl<'a> FlockCompat<'a> {
         }
         Ok(grants.iter().any(|grant| grant.lifetime.lease().is_some()))
     }
+}
+
+pub(super) fn not_a_path(option: &str, name: &[u8]) -> Error {
+    let what = format!("--{option} locks a file, and {} is not a path", escape(name));
+    Error::invalid(what, format!("use ./{}, or leave out --{option}", shell_quote(name)))
 }
 
 /// A record that cannot be read may have the grant still.

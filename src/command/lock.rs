@@ -17,6 +17,7 @@ use super::acquire::{Acquisition, report_taken, request, standing, tell_of_flock
 use super::context::{Context, Results, json_line, print_before};
 use super::descriptor;
 use super::file_wait;
+use super::flock_compat::not_a_path;
 use crate::cli::{Lock, Renew, Taking, Wait};
 use crate::exit::Exit;
 use crate::report::{RefusedLock, Reporter, json};
@@ -28,7 +29,7 @@ use host::signals::{self, Signals};
 use host::{Caller, FileLock, ThisProcess, command_of, may_end_with_call};
 use lock::error::{Error, ErrorKind, Result};
 use lock::history::Use;
-use lock::name::{escape, shell_quote};
+use lock::name::{escape, is_path, shell_quote};
 use lock::{self, Edge, EndedGrant, Grant, Handle, Lifetime, Owner, Phase, Record, Refusal};
 use store::Call;
 
@@ -294,9 +295,12 @@ impl ForScript<'_> {
 /// Waits for each lock in turn, and for the locks of other programs on its file. It ends with busy at the first lock that is not free at the timeout.
 pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
     let given = [(options.flock, FileLock::Flock), (options.fcntl, FileLock::Fcntl)];
-    let kinds: Vec<FileLock> = given.into_iter().filter_map(|(given, kind)| given.then_some(kind)).collect();
-    if !kinds.is_empty() {
-        return file_wait::wait(context, options, &kinds);
+    let mut kinds: Vec<FileLock> = given.into_iter().filter_map(|(given, kind)| given.then_some(kind)).collect();
+    if let (Some(kind), Some(name)) = (kinds.first(), options.names.iter().find(|name| !is_path(name.as_bytes()))) {
+        return Err(not_a_path(kind.name(), name.as_bytes()).into());
+    }
+    if kinds.is_empty() {
+        kinds.extend(FileLock::ALL);
     }
     let targets = context.lock_set(&options.names)?;
     let opened = targets.open(context)?;
@@ -309,12 +313,12 @@ pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
         let path = Path::new(OsStr::from_bytes(&target.display_name));
         let (status, is_locked) = engine.poll(&target.name, &policy, &mut |engine| {
             let status = engine.inspect(&target.name)?;
-            let is_locked = status.is_free && path.is_absolute() && file_wait::is_locked(context, path, &FileLock::ALL);
+            let is_locked = status.is_free && path.is_absolute() && file_wait::is_locked(context, path, &kinds);
             let is_final = status.is_free && !is_locked || status.never_ends_within(&enclosing).is_some();
             Ok((is_final, (status, is_locked)))
         })?;
         if is_locked {
-            let refusal = file_wait::refusal(path, &FileLock::ALL);
+            let refusal = file_wait::refusal(path, &kinds);
             return context.common.refuse(&refusal, options.waiting.exit(refusal.kind), Some(&reporter));
         }
         let refusal = match status.never_ends_within(&enclosing).filter(|_| !policy.is_none()).cloned() {

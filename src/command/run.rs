@@ -13,7 +13,6 @@ use std::time::Duration;
 use self::recurrence::Recurring;
 use super::acquire::{Acquisition, report_taken, request, tell_of_flock};
 use super::context::{Context, quoted};
-use super::flock;
 use super::flock_compat::FlockCompat;
 use crate::cli::{Busy, OnLost, Run};
 use crate::exit::Exit;
@@ -339,15 +338,11 @@ impl RunCall<'_> {
                 None => return Ok(ControlFlow::Break(self.interrupted(events.0)?)),
             }
         }
-        if let Some(terms) = &self.options.as_flock {
-            files.iter_mut().for_each(|file| file.stay_locked(terms.close));
-            terms.has_run.set(true);
-            if terms.verbose {
-                flock::tell_of_lock(
-                    self.context.host.boottime().saturating_sub(self.began),
-                    Some(self.guarded.command_line),
-                );
-            }
+        if let Some(flock) = &self.options.as_flock {
+            files.iter_mut().for_each(|file| file.stay_locked(flock.close));
+            flock.has_run.set(true);
+            let waited = self.context.host.boottime().saturating_sub(self.began);
+            flock.tell_of_lock(waited, Some(self.guarded.command_line));
         }
         Ok(ControlFlow::Continue((grants, files)))
     }

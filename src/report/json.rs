@@ -302,11 +302,6 @@ fn tokens(grants: &[Grant]) -> Vec<Option<u64>> {
     grants.iter().map(|grant| grant.token).collect()
 }
 
-/// No process has locked the file with this path.
-pub(crate) fn unlocked_file(path: &[u8]) -> Document {
-    Document::default().with("name", text(path)).with("outcome", "free")
-}
-
 /// Of `unlock`, `renew` and `gc`, with the former holders. The result is `released`, `renewed`, `broken` or `removed`.
 pub(crate) fn outcome(name: &[u8], result: &'static str, grants: &[Grant], reporter: &Reporter<'_>) -> Document {
     let document = Document::default().with("name", text(name)).with("outcome", result);

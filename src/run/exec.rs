@@ -174,7 +174,7 @@ fn close_again() {
 }
 
 /// Keeps an open file open across exec.
-pub(super) fn to_be_inherited(file: impl AsFd) -> nix::Result<()> {
+pub fn to_be_inherited(file: impl AsFd) -> nix::Result<()> {
     let numbers = NUMBERS.into_iter().map(|from| fcntl(&file, FcntlArg::F_DUPFD(from)));
     let mut tried = numbers.skip_while(|tried| matches!(tried, Err(Errno::EINVAL | Errno::EMFILE)));
     tried.next().unwrap_or(Err(Errno::EMFILE)).map(drop)

@@ -4,7 +4,7 @@
 
 use nix::sys::signal::Signal;
 
-use crate::sandbox::{FIRST_PIDS, Job, Sandbox, has, proc, shells, wait_until};
+use crate::sandbox::{FIRST_PIDS, Job, Sandbox, csalock, has, proc, shells, wait_until};
 
 /// `look` tells whether flock(1) and two kinds of csalock get the file at once, and `await_free` waits until they do.
 const PRELUDE: &str = "\
@@ -30,7 +30,8 @@ const IDIOMS: [(&str, &str, &str); 15] = [
     ),
     (
         "daemon keeps",
-        "( lock -n; setsid sh -c 'until [ -e go ]; do sleep 0.01; done' 9>&9 & ) 9> f; look; : > go; await_free; look",
+        "( lock -n; setsid sh -c ': > there; until [ -e go ]; do sleep 0.01; done' 9>&9 & ) 9> f; \
+         until [ -e there ]; do sleep 0.01; done; look; : > go; await_free; look",
         "BF",
     ),
     ("killed", "SHELL -c 'exec 9> f; lock -n; look; kill -KILL $$'; echo $?; look", "B137\nF"),
@@ -45,12 +46,14 @@ const IDIOMS: [(&str, &str, &str); 15] = [
     ("unlocked", "exec 9> f; lock -n; unlock; echo $?; look; lock; look; unlock; unlock; echo $?; look", "0\nFB0\nF"),
 ];
 
-/// Programs whose calls lock descriptor 9.
-const LOCKERS: [&str; 2] = ["csalock", "real_flock"];
+/// Programs whose calls lock descriptor 9. The second is csalock by that name.
+const LOCKERS: [&str; 3] = ["csalock", "flock", "real_flock"];
 
 /// What the script prints in this shell, in which it locks the descriptor by this program.
 fn printed(sandbox: &Sandbox, shell: &str, script: &str, locker: &str) -> String {
-    let _ = std::fs::remove_file(sandbox.path("files/go"));
+    for mark in ["files/go", "files/there"] {
+        let _ = std::fs::remove_file(sandbox.path(mark));
+    }
     // This shell closes a descriptor that exec has opened, but not one of a redirection.
     let pass = if shell == "mksh" { "9>&9 " } else { "" };
     let (lock, unlock) = match locker {
@@ -79,6 +82,7 @@ const NOT_IN_MKSH: [&str; 2] = ["exec", "number reused"];
 fn link_real_flock(sandbox: &Sandbox) {
     let real = ["/usr/bin/flock", "/bin/flock"].into_iter().find(|path| std::fs::exists(path).unwrap()).unwrap();
     std::os::unix::fs::symlink(real, sandbox.path("bin/real_flock")).unwrap();
+    std::os::unix::fs::symlink(csalock(), sandbox.path("bin/flock")).unwrap();
 }
 
 /// A script that has locked the file by a descriptor, until its stdin ends.
@@ -144,10 +148,12 @@ on_every_store_of_files! {
     }
 
     fn the_processes_that_have_the_descriptor_are_named_when_the_script_has_ended(sandbox: &Sandbox) {
-        let script = "( csalock lock --fd 9 -n; setsid sleep 1000 > child 2>&1 & echo $! ) 9> f";
+        // The group of the call is killed at its end.
+        let script = "( csalock lock --fd 9 -n; setsid sh -c 'echo $$ > pid; exec sleep 1000' > out 2>&1 & ) 9> f; \
+                      until [ -s pid ]; do sleep 0.01; done; cat pid";
         let child = sandbox.script("dash", script).capture().line();
-        assert_eq!(sandbox.state("./f"), "held");
         wait_until("it runs", || proc::program(child.parse().unwrap()) == "sleep");
+        assert_eq!(sandbox.state("./f"), "held");
         assert_eq!(sandbox.sight("./f")["file_locked_by"][0]["pid"].to_string(), child);
         let busy = sandbox.csalock(["run", "-n", "./f", "true"]).capture();
         busy.says(75, &format!("its file is locked with flock(2), as flock(1) does it, by pid {child}: sleep 1000"));
@@ -237,6 +243,7 @@ on_every_store_of_files! {
 
     fn no_user_of_a_file_loses_a_count(sandbox: &Sandbox) {
         require!(has("flock"));
+        link_real_flock(sandbox);
         sandbox.file("files/f", "");
         sandbox.file("files/count", "0\n");
         let times = sandbox.many(50);
@@ -249,12 +256,14 @@ on_every_store_of_files! {
         let ways = [
             by_descriptor.clone(),
             by_descriptor,
+            format!("( real_flock 9 && {count} ) 9> f"),
             format!("( flock 9 && {count} ) 9> f"),
+            format!("flock f dash -c '{count}'"),
             format!("csalock run --flock -w inf ./f dash -c '{count}'"),
         ];
         let jobs: Vec<Job> = ways.iter().map(|way| each(way)).collect();
         jobs.into_iter().for_each(|job| job.wait().succeeds());
-        assert_eq!(sandbox.read("files/count"), format!("{}\n", 4 * times));
+        assert_eq!(sandbox.read("files/count"), format!("{}\n", ways.len() * times));
         // Callers that ask only the record, which flock(1) does not know.
         sandbox.file("files/count", "0\n");
         let plain = [

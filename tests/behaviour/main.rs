@@ -63,10 +63,13 @@ const BY_TURNS: [&str; 4] = ["lease", "lost_updates", "renewed", "untrusted"];
 
 /// Tests that are not for ssh. Their callers would need a key, a program or an environment of their own, or the test
 /// expects that no store comes to be, which only the host of the store can prevent.
-const NOT_ON_SSH: [&str; 6] = [
+const NOT_ON_SSH: [&str; 9] = [
     "a_cron_job_has_next_to_no_environment",
+    "a_hundred_names_a_hundred_times_each",
     "other_users_of_a_store_write_to_it_as_well",
     "sudo_is_stepped_over",
+    "ten_thousand_names_once_each",
+    "ten_thousand_times_the_same_name",
     "the_dead_leave_no_witness_wherever_they_stood",
     "the_library_locks_the_same_file_as_the_command",
     "the_trial_of_doctor_leaves_nothing",

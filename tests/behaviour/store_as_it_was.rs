@@ -17,8 +17,9 @@ const RUNS: usize = 300;
 /// Contending callers, so that records are changed as well as created and removed.
 const SHELLS: usize = 6;
 
-/// The history of a store is there from the first grant on that ends; this one comes when there is much of it.
-const OLDER_HISTORY: [&str; 2] = ["history.1", "store-history.1"];
+/// The history of a store is there from the first grant on that ends. These come when there is much of it: its older
+/// generation, and the lock of the process that renames.
+const MUCH_HISTORY: [&str; 4] = ["history.1", "history.lock", "store-history.1", "store-history.lock"];
 
 /// Every path below. Numbers that rise are left out: that of the last token, and that of the record that rests.
 fn paths(place: &Path) -> BTreeSet<String> {
@@ -26,7 +27,7 @@ fn paths(place: &Path) -> BTreeSet<String> {
     let mut left = vec![place.to_path_buf()];
     while let Some(path) = left.pop() {
         let file = path.file_name().unwrap().to_string_lossy().into_owned();
-        if OLDER_HISTORY.contains(&file.as_str()) {
+        if MUCH_HISTORY.contains(&file.as_str()) {
             continue;
         }
         let rises = ["token.", "end."].into_iter().find(|beginning| file.starts_with(beginning));

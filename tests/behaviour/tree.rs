@@ -180,10 +180,12 @@ on_every_store_of_files! {
             wait_until("it has ended", || sandbox.read("files/log") == "end\n");
             forget(sandbox);
         }
-        // A command that ends by itself is not looked at.
-        let done = sandbox.csalock(["run", "x", "dash", "-c", &format!("{LEFT} exit 3")]).capture();
-        done.complains(3, "");
+        // A command that ends by itself is not looked at. The group of the call is killed at its end, and what the command
+        // leaves must be in a session of its own by then.
+        let script = format!("{LEFT} until [ -e pid ]; do sleep 0.01; done; exit 3");
+        sandbox.csalock(["run", "x", "dash", "-c", &script]).capture().complains(3, "");
         sandbox.file("files/go", "");
+        wait_until("it has ended", || sandbox.read("files/log") == "end\n");
     }
 }
 

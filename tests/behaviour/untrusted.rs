@@ -2,7 +2,7 @@
 //! other's place, endless records, a million entries, names that no terminal should see, and false servers.
 //!
 //! None of them hangs a command, crashes it, leads it out of the store, or gives it a wrong lock. Each is named, and
-//! the other locks are shown nevertheless. `src/untrusted.rs` tests the readers alone.
+//! the other locks are shown nevertheless. `fuzz/properties` tests the readers alone.
 //!
 //! With `CSALOCK_TESTS=hours` [`crowds`] makes a million entries, and [`changing`] runs ten thousand commands while
 //! files change under them.

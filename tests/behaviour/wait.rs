@@ -60,7 +60,7 @@ on_every_store! {
                 "csalock: lock SANDBOX/files/f is busy: its file is locked with {name}(2), as {program} does it, by pid PID: \
                  python3 lock; wait longer with -w, or see lslocks(8)\n"
             );
-            let free = "csalock: file SANDBOX/files/f is not locked\n";
+            let free = "csalock: lock SANDBOX/files/f is free\n";
             wait(&["-nv", option]).stderr(free).run();
             for mode in ["EX", "SH"] {
                 if mode == "SH" && call == "lockf" {
@@ -80,10 +80,10 @@ on_every_store! {
                 job.wait().exits(0);
                 both.into_iter().for_each(|job| job.wait().exits(0));
             }
-            let said = format!("csalock: {option} waits for a file, and f is not a path; use ./f, or leave out {option}\n");
+            let said = format!("csalock: {option} locks a file, and f is not a path; use ./f, or leave out {option}\n");
             sandbox.csalock(["wait", option, "f"]).status(64).stderr(said).run();
             sandbox.csalock(["wait", "-n", option, "./missing"]).run();
-            let free = "[{\"name\":\"SANDBOX/files/f\",\"outcome\":\"free\"}]\n";
+            let free = "[{\"name\":\"SANDBOX/files/f\",\"outcome\":\"free\",\"holders\":[]}]\n";
             wait(&["--json", option]).stdout(free).run();
         }
         assert!(!sandbox.path("files/missing").exists() && !sandbox.path("files/.csalock").exists());

@@ -112,8 +112,9 @@ fn no_crate_makes_public_what_no_other_part_names() {
     let text = |paths: Vec<PathBuf>| paths.iter().map(|path| fs::read_to_string(path).unwrap()).collect::<String>();
     let crates = fs::read_dir(in_project("crates")).unwrap().map(|entry| entry.unwrap().path());
     let crates: Vec<(PathBuf, String)> = crates.map(|path| (path.clone(), text(sources(&path.join("src"))))).collect();
-    let program: String =
-        ["src", "tests", "fuzz/fuzz_targets"].map(|folder| text(sources(&in_project(folder)))).concat();
+    let program: String = ["src", "tests", "fuzz/fuzz_targets", "fuzz/properties"]
+        .map(|folder| text(sources(&in_project(folder))))
+        .concat();
     let mut unused = Vec::new();
     for (path, own) in crates.iter().filter(|(path, _)| !path.ends_with("locks")) {
         let others = crates.iter().filter(|(other, _)| other != path).map(|(_, text)| text.as_str());

@@ -103,10 +103,15 @@ pub fn descriptor_lock(number: i32) -> Option<(DescriptorLock, bool)> {
     info.lines().find_map(found)
 }
 
-/// Processes that took the locks of flock(2) that the kernel lists for this file; 0 stands for a hidden one.
-pub(crate) fn flock_takers(place: &str) -> BTreeSet<i32> {
-    let found = (0..LOOKS).map(|_| listed(place, FileLock::Flock.words())).find(|takers| !takers.is_empty());
-    found.unwrap_or_default()
+/// Processes that took the locks of flock(2) that the kernel lists for this file. `None`: its list cannot be read.
+pub(crate) fn flock_takers(place: &str) -> Option<BTreeSet<i32>> {
+    for _ in 0..LOOKS {
+        let takers = listed(place, FileLock::Flock.words())?;
+        if !takers.is_empty() {
+            return Some(takers);
+        }
+    }
+    Some(BTreeSet::new())
 }
 
 /// Locks a file by flock(2), if no process excludes that. Returns the lock too.
@@ -125,15 +130,15 @@ pub fn try_flock(path: &Path, exclusive: bool) -> Option<(fs::File, DescriptorLo
 
 fn listed_callers(file: &fs::Metadata, words: &[&str]) -> Option<Vec<i32>> {
     let (major, minor) = (nix::sys::stat::major(file.dev()), nix::sys::stat::minor(file.dev()));
-    let pids = listed(&format!("{major:02x}:{minor:02x}:{}", file.ino()), words);
+    let pids = listed(&format!("{major:02x}:{minor:02x}:{}", file.ino()), words)?;
     let lives = |pid: &i32| fs::exists(format!("/proc/{pid}")).unwrap_or(false);
     (!pids.is_empty()).then(|| pids.into_iter().filter(lives).collect())
 }
 
 /// Returns the callers from one read of the kernel's list. A line looks like `1: FLOCK  ADVISORY  WRITE 359
 /// 00:13:11691 0 EOF`; waiters have `->` after the number. The lock of an open file description has the pid -1.
-fn listed(wanted: &str, words: &[&str]) -> BTreeSet<i32> {
-    let text = fs::read_to_string("/proc/locks").unwrap_or_default();
+fn listed(wanted: &str, words: &[&str]) -> Option<BTreeSet<i32>> {
+    let text = fs::read_to_string("/proc/locks").ok()?;
     let holder = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
         [_, kind, _, mode, pid, place, ..]
             if place == wanted && [kind, mode].iter().any(|word| words.contains(word)) =>
@@ -143,7 +148,7 @@ fn listed(wanted: &str, words: &[&str]) -> BTreeSet<i32> {
         _ => None,
     };
     // A line of a changing list may appear twice.
-    text.lines().filter_map(holder).collect()
+    Some(text.lines().filter_map(holder).collect())
 }
 
 fn numbers(directory: &str) -> impl Iterator<Item = i32> {

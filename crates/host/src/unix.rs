@@ -156,14 +156,15 @@ impl Host for Unix {
             let is_over = reach == Scope::Local && self.is_of_earlier_boot(domain);
             return if is_over { Liveness::Dead } else { Liveness::Unknown };
         }
-        let takers = flock_takers(&lock.place);
+        let Some(takers) = flock_takers(&lock.place) else { return Liveness::Unknown };
         if here.contains(domain) && takers.contains(&lock.taker) {
             return Liveness::Alive;
         }
         // Outside of the first pid namespace the kernel does not list the locks whose takers have ended, and a copy of this
-        // machine has locks of its own. The lock of another taker may be that of this descriptor, which it converted.
+        // machine has locks of its own. A taker in another pid namespace has another number here.
         let sees_all = reach == Scope::Local && !self.is_in_container();
-        if sees_all && takers.is_empty() { Liveness::Dead } else { Liveness::Unknown }
+        let is_known = here.contains(domain) || takers.is_empty();
+        if sees_all && is_known { Liveness::Dead } else { Liveness::Unknown }
     }
 
     fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool {

@@ -37,9 +37,7 @@ impl Request for Acquire {
             return Ok(refused(refusal));
         }
         let mut next = record.clone();
-        if self.has_file {
-            end_descriptors(&mut next, self.entry.mode);
-        }
+        end_descriptors(&mut next, self);
         evict(&mut next, facts, &|_| false)?;
         let in_record = next.waiter(&me).is_some();
         let place = self.place.on_page().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));

@@ -9,7 +9,7 @@
 //! A stuck wait may be behind a cycle and not in it. A single waiter in the cycle must give up, and all waiters must
 //! choose the same victim: the waiter that came last.
 
-use super::facts::{Facts, Query};
+use super::facts::{Facts, Liveness, Query};
 use super::grant::Grant;
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
@@ -97,6 +97,12 @@ fn blockers(waits: &[WaitNode], facts: &Facts) -> Result<Vec<Vec<Vec<usize>>>, Q
 
 /// A grant does not end before this wait does if the waiter works under it, or its script owns it.
 pub(super) fn waits_within(waiter: &Waiter, grant: &Grant, facts: &Facts) -> Result<bool, Query> {
+    // A script that has closed its descriptor still seems to own what no caller can see.
+    if let Lifetime::Descriptor(lock) = &grant.lifetime
+        && facts.descriptor(&grant.owner.domain, lock)? != Liveness::Alive
+    {
+        return Ok(false);
+    }
     let of_waiter = |process| waiter.process == process || waiter.blocked_processes.contains(&process);
     let is_owned = grant.owner.domain.shares_pids_with(&waiter.owner.domain)
         && grant.owner.processes.iter().any(|owner| of_waiter(*owner))

@@ -6,6 +6,7 @@ use super::lifetime::Lifetime;
 use super::owner::{PidDomain, ProcessId};
 use super::protocol::{Standing, is_decided};
 use super::record::Record;
+use super::request::Acquire;
 
 /// Ends the grants that are over, and settles earlier endings. A holder may sleep beyond the end of its renewed lease:
 /// such a grant ends only if it is meant, or if a waiter needs its place.
@@ -39,10 +40,11 @@ pub(super) fn evict(
     Ok(evicted)
 }
 
-/// Ends the grants of descriptors that cannot hold the file beside a lock in this mode.
-pub(super) fn end_descriptors(record: &mut Record, mode: Mode) {
+/// Ends the grants of descriptors that cannot hold the file beside a caller that has it.
+pub(super) fn end_descriptors(record: &mut Record, caller: &Acquire) {
     let excludes = |grant: &Grant| {
-        matches!(grant.lifetime, Lifetime::Descriptor(_)) && (mode != Mode::Shared || grant.mode != Mode::Shared)
+        let shares = caller.entry.mode == Mode::Shared && grant.mode == Mode::Shared;
+        caller.has_file && matches!(grant.lifetime, Lifetime::Descriptor(_)) && !shares
     };
     while let Some(at) = record.holders.iter().position(excludes) {
         end(record, at, EndReason::Released);

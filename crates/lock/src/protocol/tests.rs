@@ -1140,3 +1140,14 @@ fn a_caller_that_has_the_file_ends_the_descriptors_that_exclude_it() {
         assert_eq!(record.holders.len(), if ends { 1 } else { 2 }, "{held:?} {wanted:?}");
     }
 }
+
+#[test]
+fn only_a_lock_that_is_seen_makes_a_script_wait_for_itself() {
+    for (place, is_own) in [("open", true), ("unseen", false)] {
+        let (mut record, _) = held_by_descriptor(place, Mode::Exclusive);
+        let mut again = wants(2, Mode::Exclusive);
+        again.entry.blocked_processes = vec![process(1)];
+        let (step, _) = apply(&mut record, 2, again, &[]);
+        assert_eq!(matches!(step, AcquireStep::Refused(Refusal::Deadlock(_))), is_own, "{place}: {step:?}");
+    }
+}
