@@ -1,7 +1,7 @@
 //! Patterns for names: `*`, `?` and `[...]`, as in the shell, over bytes. Names are not paths, so `*` matches `/` too.
 
 pub fn is_pattern(name: &[u8]) -> bool {
-    name.iter().any(|byte| b"*?[".contains(byte))
+    lock::name::literal(name).is_none() && name.iter().any(|byte| b"*?[".contains(byte))
 }
 
 pub fn matches(pattern: &[u8], name: &[u8]) -> bool {

@@ -117,7 +117,7 @@ pub(super) fn history(bytes: &[u8]) {
         let Some(past) = Past::read(line) else { continue };
         let written = past.line().into_bytes();
         assert!(line.ends_with(&written), "{:?}", past.line());
-        let document = json(&json::past(&past));
+        let document = json(&json::past(&past, past.late));
         assert!(is_harmless(&document), "{document:?}");
         let style = OutputStyle { colour: false, width: Some(80), zone: Zone::Utc };
         let lines = timeline(&[past], Duration::ZERO, Duration::from_millis(1_800_000_000_000), "here", style);

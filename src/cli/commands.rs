@@ -15,7 +15,7 @@ use lock::duration::parse_duration;
 ///
 /// Every word is a name: `csalock run NAME COMMAND` runs a command under a lock. The locks belong to the shell that
 /// runs the script, even if $( ), a pipeline or a function calls csalock. They end when the script releases them, when
-/// it dies, or with --ttl. Several names are acquired together: all or none, with one handle.
+/// it ends, or with --ttl. Several names are acquired together: all or none, with one handle.
 #[derive(Debug, Default, Args)]
 #[command(override_usage = "csalock lock [OPTION]... NAME...")]
 pub struct Lock {
@@ -27,7 +27,7 @@ pub struct Lock {
     /// Print the handle, with which other processes too can release the locks
     #[arg(long)]
     pub print_handle: bool,
-    /// Succeed without acquiring a lock that the caller runs under already; unlock --reentrant is its counterpart
+    /// Succeed without acquiring a lock that the caller holds or runs under already; unlock --reentrant is its counterpart
     #[arg(long, conflicts_with_all = ["pid", "print_handle", "ttl", "forever"], help_heading = LOCK)]
     pub reentrant: bool,
     /// Lock the file that descriptor N is open on, until the last process has closed it, like flock(1)
@@ -55,7 +55,7 @@ pub struct Unlock {
     /// Release all locks of the caller: in the store, in the current directory, and beside the files named
     #[arg(long, help_heading = LOCK)]
     pub all: bool,
-    /// Break the lock of any holder, and print its holder, whose command may still run beside the next one; with --all, every lock of the store except claims
+    /// Break the lock of any holder, and print its holder, whose command may still run beside the next one; '*' is every lock of the store except claims
     #[arg(long, help_heading = LOCK)]
     pub force: bool,
     /// With --force: end the holder, and release the lock only when its command or script has ended, or its lease is over

@@ -115,8 +115,8 @@ pub struct Taking {
     /// Release the lock after this time at the latest
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, help_heading = LOCK)]
     pub ttl: Option<Duration>,
-    /// Keep the lock until it is released, even if its owner ends
-    #[arg(long, conflicts_with = "ttl", help_heading = LOCK)]
+    /// Keep the lock until it is released, or its --ttl is over, even if its owner ends
+    #[arg(long, help_heading = LOCK)]
     pub forever: bool,
 }
 

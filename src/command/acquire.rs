@@ -220,7 +220,8 @@ const HOLDER_CHECK: Duration = Duration::from_millis(500);
 /// Fails if `--busy replace` may not end this holder. It ends processes of the caller's own user, for root too.
 fn check_replaceable(target: &LockRef, engine: &Engine, grant: &Grant) -> Result<()> {
     let (owner, reporter) = (&grant.owner, Reporter::new(engine));
-    let lasts = grant.lifetime == Lifetime::UntilReleased && owner.supervisor.is_none();
+    let is_independent = grant.lifetime == Lifetime::UntilReleased || owner.processes.is_empty();
+    let lasts = is_independent && owner.supervisor.is_none();
     let (kind, why, hint) = if grant.claim.is_some() || lasts {
         let hint = format!("release it with `csalock unlock --force {}`", target.shell_arg);
         (ErrorKind::Busy, "only a release ends that", hint)
@@ -372,8 +373,8 @@ impl Taking {
 
     pub(super) fn lifetime(&self) -> Lifetime {
         match self.ttl {
-            _ if self.forever => Lifetime::UntilReleased,
             Some(span) => Lifetime::Ttl(span.as_millis() as u64),
+            None if self.forever => Lifetime::UntilReleased,
             None => Lifetime::WhileOwnerLives,
         }
     }

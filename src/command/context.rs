@@ -92,10 +92,19 @@ impl Context {
     /// store of that user, under the file's path. [`Context::record_beside`] names the other record.
     pub(super) fn target_for(&self, typed: &OsStr, locks_file: bool) -> Result<LockRef> {
         let typed = typed.as_bytes();
-        name::check(typed)?;
         if !name::is_path(typed) {
-            let shell_arg = shell_arg(&self.common, typed);
-            return Ok(LockRef { shell_arg, ..LockRef::in_store(&self.store()?, typed.to_vec()) });
+            let name = name::literal(typed).unwrap_or(typed);
+            name::check(name)?;
+            let shell_arg = shell_arg(&self.common, name);
+            return Ok(LockRef { shell_arg, ..LockRef::in_store(&self.store()?, name.to_vec()) });
+        }
+        name::check(typed)?;
+        // Two working directories that share a store would have two locks.
+        let is_store_chosen = || self.common.store.is_some() || environment::store_for_files().is_some();
+        if !name::is_plain_path(typed) && is_store_chosen() {
+            let (what, path) = (format!("{} may be a file or a name", escape(typed)), [b"./", typed].concat());
+            let (path, name) = (name::shell_quote(&path), name::shell_quote(&[b"name:", typed].concat()));
+            return Err(Error::invalid(what, format!("use {path} for the file, or {name} for the name in the store")));
         }
         let file = name::file_of(typed, &self.current)?;
         let display_name = file.as_os_str().as_bytes().to_vec();
@@ -153,12 +162,27 @@ impl Context {
         Ok((chosen.unwrap_or_else(|| Location::beside(&directory)), directory))
     }
 
+    /// Tells of names that are files of the current directory, which another spelling locks: on a terminal and with -v.
+    fn tell_of_files(&self, typed: &[OsString]) {
+        let is_told = self.common.verbose || std::io::stderr().is_terminal();
+        let is_file = |name: &&OsString| {
+            let word = name.as_bytes();
+            !name::is_path(word) && name::literal(word).is_none() && Path::new(name).exists()
+        };
+        for name in typed.iter().filter(|name| is_told && is_file(name)) {
+            let name = escape(name.as_bytes());
+            self.common.note_unless_json(&format!("{name} is a name; the file is ./{name}"));
+        }
+    }
+
     pub(super) fn lock_set(&self, typed: &[OsString]) -> Result<LockSet> {
+        self.tell_of_files(typed);
         Ok(LockSet::new(typed.iter().map(|name| self.target(name)).collect::<Result<Vec<_>>>()?))
     }
 
     /// For a caller that `locks_files` with the kernel, or does so where it could not lock a file otherwise.
     pub(super) fn lock_set_of_files(&self, typed: &[OsString], locks_files: bool) -> Result<LockSet> {
+        self.tell_of_files(typed);
         let lock_of = |name: &OsString| self.target_for(name, locks_files || can_be_flocked(Path::new(name)));
         let targets = typed.iter().map(lock_of).collect::<Result<Vec<_>>>()?;
         for target in &targets {
@@ -360,7 +384,7 @@ fn proof_of(handle: &str) -> Option<HandleHash> {
 fn shell_arg(common: &Common, name: &[u8]) -> String {
     let store = common.store.as_ref().map(|url| format!("--store {} ", name::shell_quote(url.as_bytes())));
     let dashes = if name.starts_with(b"-") { "-- " } else { "" };
-    format!("{}{dashes}{}", store.unwrap_or_default(), name::shell_quote(name))
+    format!("{}{dashes}{}", store.unwrap_or_default(), name::shell_quote(&name::spelled(name)))
 }
 
 impl Common {

@@ -13,7 +13,7 @@ use crate::exit::Exit;
 use crate::report::SettingNames;
 use ::lock::duration::{Limit, parse_timeout};
 use ::lock::error::{Error, Result};
-use ::lock::name::shell_quote;
+use ::lock::name::{is_plain_path, shell_quote};
 use engine::environment;
 
 /// The name of the function, if the program was called by one.
@@ -83,7 +83,7 @@ fn paths(function: &str, mut files: Vec<OsString>) -> Result<Vec<OsString>> {
 pub(super) fn path(file: OsString) -> OsString {
     match file.as_bytes() {
         b"" => file,
-        bytes if bytes.contains(&b'/') => file,
+        bytes if is_plain_path(bytes) => file,
         _ => [OsStr::new("./"), &file].into_iter().collect(),
     }
 }

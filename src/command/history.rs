@@ -43,6 +43,13 @@ pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> 
         let store = escape(location.url().as_encoded_bytes());
         return Err(none_beside_files(&format!("store {store}")).into());
     }
+    engine.each_late(&mut |late| {
+        // Another line has its command.
+        match found.iter_mut().find(|past| past.is_same_grant(&late)) {
+            Some(past) => (past.to, past.late) = (late.to, true),
+            None => found.push(late),
+        }
+    })?;
     for past in held {
         if !found.iter().any(|ended| past.is_same_grant(ended)) {
             found.push(past);
@@ -70,7 +77,9 @@ pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> 
     }
     if context.common.json {
         let refused = refusals.iter().map(|refusal| refusal.json(refusal.kind.into(), None));
-        let found = found.iter().map(json::past).chain(unreadable.iter().map(json::unreadable));
+        let overlaps = |past: &Past| found.iter().any(|other| past.overlaps(other));
+        let found =
+            found.iter().map(|past| json::past(past, overlaps(past))).chain(unreadable.iter().map(json::unreadable));
         print_json(&found.chain(refused).collect::<Vec<_>>())?;
     } else {
         print(timeline(&found, Duration::from_millis(begin), now, &context.host.name(), style))?;

@@ -5,7 +5,6 @@
 //! until all of them are there. Any other grant is final with its first commit, because its owner alone proves it.
 
 use std::ffi::{OsStr, OsString};
-use std::io::IsTerminal;
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -31,7 +30,7 @@ use host::{Caller, FileLock, ThisProcess, command_of, may_end_with_call};
 use lock::error::{Error, ErrorKind, Result};
 use lock::history::Use;
 use lock::name::{escape, is_path, shell_quote};
-use lock::{self, Edge, EndedGrant, Grant, Handle, Lifetime, Owner, Phase, Refusal};
+use lock::{self, Edge, EndedGrant, Grant, Handle, Lifetime, Owner, Phase, Record, Refusal};
 use store::Call;
 
 /// Acquires locks. Prints their handle with `--print-handle` or `--json`, and else nothing.
@@ -50,6 +49,7 @@ pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
     if targets.all.is_empty() {
         return Ok(Exit::Done);
     }
+    let mistaken = mistaken_command(context, options);
     if prints {
         context.require_stdout("the handle", "send it to /dev/null if you do not need it")?;
     }
@@ -63,33 +63,24 @@ pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
         }
         Ok(Exit::Done)
     })?;
-    if exit == Exit::Done && !prints {
-        tell_of_program(context, options);
+    if let (Exit::Done, Some((program, call))) = (exit, mistaken) {
+        context.common.note(&format!("`{program}` was taken as the name of a lock; to run it: {call}"));
     }
     Ok(exit)
 }
 
-/// Tells a person at a shell's prompt, who may know flock(1), that a program after the name was locked and did not run.
-/// A script may lock names that are those of programs.
-fn tell_of_program(context: &Context, options: &Lock) {
-    let is_on_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
-    let Some(program) = options.names.get(1).filter(|program| is_on_terminal && is_program(program)) else { return };
-    let at_prompt =
-        |caller: &Caller| caller.is_shell && !caller.command.split(|byte| *byte == b' ').skip(1).any(is_script);
-    if !ThisProcess::default().caller().is_ok_and(at_prompt) {
-        return;
-    }
-    let words = options.names.iter().map(|name| shell_quote(name.as_bytes())).collect::<Vec<_>>().join(" ");
-    let program = escape(program.as_bytes());
-    context.common.note(&format!(
-        "{program} is locked too and was not run, because every word after lock is a name; to run it, use \
-         `csalock unlock {words}` and then `csalock run {words}`"
-    ));
-}
-
-/// With such an argument a shell runs a script or a string, and not what is typed.
-fn is_script(argument: &[u8]) -> bool {
-    !argument.starts_with(b"-") || (!argument.starts_with(b"--") && argument.contains(&b'c'))
+/// A later word that is a program, and the call that a user of flock(1) may have meant. `None` if the store knows a lock of
+/// that name: a script may lock names that are those of programs.
+fn mistaken_command(context: &Context, options: &Lock) -> Option<(String, String)> {
+    let (name, words) = options.names.split_first()?;
+    let at = words.iter().position(|word| is_program(word)).filter(|_| !context.common.quiet)?;
+    let target = context.target(&words[at]).ok()?;
+    let engine = context.engine(&target.location).ok()?;
+    let mut is_known = engine.record(&target.name).ok()? != Record::free(&target.name);
+    // A store beside files has no history.
+    let _ = engine.each_past(&mut |past| is_known |= past.name == target.name);
+    let call = std::iter::once(name).chain(&words[at..]).map(|word| shell_quote(word.as_bytes())).collect::<Vec<_>>();
+    (!is_known).then(|| (escape(words[at].as_bytes()), format!("csalock run {}", call.join(" "))))
 }
 
 /// Acquires locks for a caller of CSA's function, which knows no options: it prints nothing unless it fails.
@@ -212,7 +203,10 @@ impl ForScript<'_> {
         let this = ThisProcess::default();
         let (taking, handle) = (self.taking, self.context.new_handle()?);
         let caller = self.owner(&this)?;
-        let (owners, command) = (caller.owners.clone(), caller.command.clone());
+        // A time limit alone ends a lock with --forever and --ttl.
+        let is_independent = taking.forever && taking.ttl.is_some();
+        let owners = if is_independent { Vec::new() } else { caller.owners.clone() };
+        let command = caller.command.clone();
         let mut request = request(self.context, &taking.waiting, handle, this.id()?, owners, command)?;
         taking.set_terms(&mut request.entry);
         // A process that the script leaves behind is known by its session.
@@ -233,9 +227,8 @@ impl ForScript<'_> {
         // A lock that lasts until it is released needs no owner's life, nor does a time limit whose handle is printed. (A
         // script that was killed at this moment must not leave its lock for the whole time limit.)
         let needs_owner = match self.taking.lifetime() {
-            Lifetime::UntilReleased => false,
             Lifetime::WhileOwnerLives => true,
-            _ => !self.prints,
+            _ => !self.prints && !self.taking.forever,
         };
         match this.caller() {
             Err(error) if error.kind() == ErrorKind::InvalidInput && !needs_owner => {
@@ -273,6 +266,8 @@ impl ForScript<'_> {
             let what =
                 "the lock was lost before it could be used: its lease was over when the store said that it is taken";
             Err(Error::new(ErrorKind::Lost, what, "take it again; see `csalock doctor`"))
+        } else if request.entry.owner.processes.is_empty() {
+            Ok(())
         } else {
             SharedLeaseEnd::new().and_then(|shared_lease_end| {
                 let keeper = KeeperConfig {

@@ -28,6 +28,7 @@ use engine::{AcquireRequest, AcquireResult, LockSet, OpenLockSet};
 use host::signals::{self, Interrupt, Signals};
 use host::{WakeAddress, WakeSocket};
 use lock::error::{Error, ErrorKind, Result};
+use lock::name::spelled;
 use lock::{EndedGrant, Grant, Mode, ProcessId};
 
 pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
@@ -103,6 +104,13 @@ fn locks(context: &Context, options: &Run, names: &[OsString]) -> Result<LockSet
 fn checked(context: &Context, options: &Run) -> anyhow::Result<(Vec<OsString>, CommandLine)> {
     if context.common.json {
         return Err(Error::invalid("run has no result of its own that could be JSON", "leave --json out").into());
+    }
+    if options.taking.forever && options.taking.ttl.is_some() {
+        return Err(Error::invalid(
+            "the lock of run ends with its command or with --ttl",
+            "leave --forever or --ttl out",
+        )
+        .into());
     }
     let (names, command_line) = command_line(options)?;
     recurrence::check_zone(options)?;
@@ -190,7 +198,7 @@ fn variables(context: &Context, guarded: &GuardedCommand<'_>) -> Vec<CString> {
     let first = guarded.locks.first();
     let outer: Vec<String> = context.enclosing_grants().iter().map(ToString::to_string).collect();
     let mut variables: Vec<(&str, OsString)> = vec![
-        ("CSALOCK_NAME", OsString::from_vec(first.display_name.clone())),
+        ("CSALOCK_NAME", OsString::from_vec(spelled(&first.display_name).into_owned())),
         ("CSALOCK_STORE", first.location.inherited_url()),
         ("CSALOCK_OUTER_STORE", context.outer_store()),
         ("CSALOCK_HANDLE", guarded.handle.to_string().into()),

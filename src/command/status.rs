@@ -155,7 +155,9 @@ impl<'a> Page<'a> {
             }
             let is_pattern = glob::is_pattern(typed.as_bytes());
             let target = match self.context.known_target(typed) {
-                Err(error) if is_pattern && error.kind() == ErrorKind::Unavailable => {
+                Err(error)
+                    if is_pattern && matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::InvalidInput) =>
+                {
                     patterns.push(typed.as_bytes());
                     continue;
                 }

@@ -180,7 +180,10 @@ fn release(
             vec![grant]
         }
         Err(NotHolder { ending: None, .. }) if engine.has_released(&target.name, &owners) => Vec::new(),
-        Err(not_holder) => return Ok(Err(not_holder)),
+        Err(not_holder) => {
+            not_holder.ending.iter().for_each(|ending| engine.note_late(&target.name, ending));
+            return Ok(Err(not_holder));
+        }
     };
     let note = context.common.verbose.then(|| format!("lock {} is released", escape(&target.display_name)));
     Ok(Ok(Freed { result: "released", grants, notes: note.into_iter().collect(), ..Freed::default() }))
@@ -247,9 +250,8 @@ fn end(
         let status = engine.inspect(&target.name)?;
         let holders = status.record.holders.into_iter().zip(status.holders);
         let stands = |(grant, standing): &(Grant, Standing)| {
-            // A grant that lasts until its release, and has no process, has nothing to wait for.
-            let depends = grant.lifetime != Lifetime::UntilReleased || !grant.owner.processes.is_empty();
-            depends
+            // The end of a grant without a process needs no end of a holder.
+            !grant.owner.processes.is_empty()
                 && proofs.contains(&grant.proof)
                 && !matches!(standing, Standing::Ended(_) | Standing::Holds(Liveness::Dead))
         };

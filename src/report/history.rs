@@ -35,6 +35,9 @@ pub(crate) fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &s
     let mut table = Table::new(columns, style);
     for past in grants {
         add_rows(&mut table, past, bar(past, (begin, end), millis), now, host, style);
+        if grants.iter().any(|other| past.overlaps(other)) {
+            table.add(&["", "", "", "", "", "", "worked on beside the next holder"]);
+        }
     }
     let (header, rows) = table.lines(None);
     std::iter::once(header).chain(rows).map(|line| line + "\n").collect()
@@ -142,6 +145,7 @@ mod tests {
             how,
             broken_by: None,
             ended_by: None,
+            late: false,
             run: None,
         }
     }

@@ -386,7 +386,7 @@ fn last_run(past: &Past) -> Document {
     Document::default().with("at", past.to.map(time)).and(run(past))
 }
 
-pub(crate) fn past(past: &Past) -> Document {
+pub(crate) fn past(past: &Past, overlaps: bool) -> Document {
     let who = |who: &Who| {
         let document = Document::default().with("pid", who.pid).with("host", who.host.as_str());
         document.with("user", user(who.uid)).with("command", text(&who.command))
@@ -408,4 +408,5 @@ pub(crate) fn past(past: &Past) -> Document {
         .and(run(past))
         .with("broken_by", past.broken_by.as_ref().map(who))
         .with("ended_by", past.ended_by.as_ref().map(ended_by))
+        .with_some("overlaps", overlaps.then_some(true))
 }

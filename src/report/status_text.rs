@@ -135,7 +135,9 @@ fn held_as((grant, standing): &Holder<'_>, number: usize, status: &LockStatus, r
         (Mode::Slot, _) => format!("{number}/{}", status.record.slots.unwrap_or_default()),
     };
     match standing {
-        Standing::Holds(Liveness::Unknown | Liveness::Missing) => format!("{how}?"),
+        Standing::Holds(Liveness::Unknown | Liveness::Missing) if !grant.owner.processes.is_empty() => {
+            format!("{how}?")
+        }
         // The grant is permanent, or it would not hold the lock any more.
         Standing::Holds(Liveness::Dead) => format!("{how},dead"),
         _ if reporter.is_stopped(grant) => format!("{how},stopped"),
@@ -225,7 +227,7 @@ impl LockBlock<'_> {
         let condition = match standing {
             Standing::Ended(EndReason::Expired) => ", whose time is over",
             Standing::Ended(_) | Standing::Holds(Liveness::Dead) => ", which is dead",
-            Standing::Holds(Liveness::Unknown | Liveness::Missing) if grant.claim.is_none() => {
+            Standing::Holds(Liveness::Unknown | Liveness::Missing) if !owner.processes.is_empty() => {
                 ", not visible from here"
             }
             Standing::Holds(_) if self.reporter.is_stopped(grant) => &format!(", {}", self.reporter.stopped(grant)),
@@ -257,7 +259,8 @@ impl LockBlock<'_> {
             (Lifetime::Ttl(most), _) => format!("its process ends, or {}", span(Duration::from_millis(*most))),
             (Lifetime::ExpiresAt(lease), _) => {
                 let rest = Duration::from_millis(lease.wall).saturating_sub(self.reporter.host.wall());
-                format!("its process ends, or {} (in {})", self.reporter.time(lease.wall), span(rest))
+                let first = if grant.owner.processes.is_empty() { "" } else { "its process ends, or " };
+                format!("{first}{} (in {})", self.reporter.time(lease.wall), span(rest))
             }
             (Lifetime::UntilReleased, _) => "it is released".to_string(),
             (Lifetime::Descriptor(_), _) => "the last process closes its descriptor".to_string(),
@@ -334,6 +337,9 @@ impl LockBlock<'_> {
             }
             (Standing::Holds(_), Lifetime::UntilReleased) => {
                 format!("the lock stays until it is released, even if its holder is gone; {force} ends it")
+            }
+            (Standing::Holds(_), _) if grant.owner.processes.is_empty() => {
+                format!("the lock does not depend on a process; {force} ends it now")
             }
             (Standing::Holds(Liveness::Unknown | Liveness::Missing), Lifetime::Keepalive(lease)) => {
                 let until = format!("with the lease at {} at the latest", self.reporter.time(lease.wall));

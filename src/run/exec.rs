@@ -126,7 +126,9 @@ impl CommandLine {
                 "its first line ends with a carriage return; remove those of all lines (dos2unix, or sed -i 's/\\r$//')"
             }
             Errno::ENOENT if finds(|_| true) => "its interpreter does not exist: check its `#!` line",
-            Errno::ENOENT | Errno::ENOTDIR => "check the spelling and `$PATH`",
+            Errno::ENOENT | Errno::ENOTDIR => {
+                "check the spelling and `$PATH`; a function of the shell needs `csalock lock`"
+            }
             // A word without a slash is searched in PATH, whatever the current directory contains.
             Errno::EACCES if word.contains(&b'/') && Path::new(OsStr::from_bytes(word)).is_dir() => {
                 "it is a directory; name a program"

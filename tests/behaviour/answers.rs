@@ -174,16 +174,16 @@ mod json {
             sandbox.csalock(["lock", "--nope", "--", "--json"]).status(64).stderr(said).run();
             let said = "csalock: unexpected argument '--nope' found; see csalock run --help; put -- before a name or value that begins with a dash\n";
             sandbox.csalock(["run", "--json", "--nope", "x", "true"]).status(64).stderr(said).run();
-            let (message, hint) = ("cannot find SANDBOX/files/none: No such file or directory",
-                "a name with a slash is the path of a file; create its directory, or use a name without a slash");
+            let (message, hint) = ("cannot find SANDBOX/files/./none: No such file or directory",
+                "a name with a slash is the path of a file; create its directory, or write name: before a name");
             for words in [&["lock"][..], &["unlock"], &["status"], &["history"], &["renew", "--ttl", "1s"], &["get"], &["put"], &["del"], &["claim"],
                           &["unclaim", "--id", "1"], &["gc"]] {
-                let said = refusal("\"none/x\"", "unavailable", message, "", hint, 69);
-                sandbox.csalock([words, &["--json", "none/x"]].concat()).stdin("").status(69).stdout(&said).run();
-                sandbox.csalock([words, &["none/x"]].concat()).stdin("").status(69).stderr(format!("csalock: {message}; {hint}\n")).run();
+                let said = refusal("\"./none/x\"", "usage error", message, "", hint, 64);
+                sandbox.csalock([words, &["--json", "./none/x"]].concat()).stdin("").status(64).stdout(&said).run();
+                sandbox.csalock([words, &["./none/x"]].concat()).stdin("").status(64).stderr(format!("csalock: {message}; {hint}\n")).run();
             }
-            let done = sandbox.csalock(["doctor", "--json", "none/x"]).capture();
-            assert!(done.code == Some(69) && done.stdout.contains(hint) && done.stderr.is_empty(), "{done:?}");
+            let done = sandbox.csalock(["doctor", "--json", "./none/x"]).capture();
+            assert!(done.code == Some(64) && done.stdout.contains(hint) && done.stderr.is_empty(), "{done:?}");
             let said = "csalock: run has no result of its own that could be JSON; leave --json out\n";
             sandbox.csalock(["run", "--json", "x", "true"]).status(64).stderr(said).run();
         }

@@ -191,7 +191,15 @@ fn a_command_after_the_name_of_lock_is_answered_with_run() {
     ]);
     // Several names are what lock is for.
     let sandbox = Sandbox::new(Kind::Directory);
-    sandbox.script("dash", "csalock lock job ls -w 5 true && csalock status -1").stdout("job\nls\ntrue\n").run();
+    let said = "csalock: `ls` was taken as the name of a lock; to run it: csalock run job ls true\n";
+    let script = "csalock lock job ls -w 5 true && csalock status -1";
+    sandbox.script("dash", script).stdout("job\nls\ntrue\n").stderr(said).run();
+    // The store knows these names now.
+    sandbox.script("dash", script).stdout("job\nls\ntrue\n").run();
+    sandbox.csalock(["lock", "-q", "a", "true"]).run();
+    sandbox.program("files/backup", "");
+    let said = "csalock: `./backup` was taken as the name of a lock; to run it: csalock run b ./backup\n";
+    sandbox.csalock(["lock", "b", "./backup"]).stderr(said).run();
 }
 
 #[test]

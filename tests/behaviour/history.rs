@@ -170,6 +170,22 @@ on_every_store! {
         assert!(grants[0]["to"].as_str() < grants[1]["from"].as_str(), "{grants:?}");
     }
 
+    fn a_late_release_shows_which_holders_were_at_work_at_once(sandbox: &Sandbox) {
+        let script = "csalock lock --ttl 50ms x; echo; read line; csalock unlock -q x; echo $?";
+        let mut late = sandbox.script("dash", script).ready();
+        wait_until("it is over", || sandbox.state("x") == "abandoned");
+        sandbox.csalock(["run", "-q", "x", "true"]).run();
+        assert!(past(sandbox, &[]).iter().all(|past| past["overlaps"].is_null()));
+        late.tell("now");
+        assert_eq!(late.lines(2)[1], "81");
+        let grants = past(sandbox, &[]);
+        assert_eq!(ends(&grants), ["x released true".to_string(), format!("x expired dash -c {script}")]);
+        assert_eq!((&grants[0]["overlaps"], &grants[1]["overlaps"]), (&Value::Null, &json!(true)), "{grants:?}");
+        assert!(grants[0]["to"].as_str() < grants[1]["to"].as_str(), "{grants:?}");
+        let shown = sandbox.csalock(["history"]).capture().stdout;
+        assert_eq!(shown.matches("worked on beside the next holder").count(), 1, "{shown}");
+    }
+
     fn the_history_names_the_caller_that_broke_a_lock(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "--forever", "x"]).run();
         let script = "csalock unlock --force x > /dev/null; echo $$";

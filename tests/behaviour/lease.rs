@@ -76,6 +76,23 @@ on_every_kind_of_store! {
         assert_eq!(sandbox.state("x"), "free");
     }
 
+    fn a_lock_without_an_owner_ends_by_itself(sandbox: &Sandbox) {
+        let span = sandbox.lease("1s");
+        let handle = sandbox.script("dash", &format!("csalock lock --forever --ttl {span} --print-handle x; :")).capture().line();
+        let busy = sandbox.csalock(["lock", "-n", "x"]).capture();
+        assert!(busy.code == Some(75) && busy.stderr.contains("held by no process on "), "{busy:?}");
+        let sight = sandbox.sight("x");
+        assert_eq!((&sight["state"], &sight["holders"][0]["pid"]), (&"held".into(), &serde_json::Value::Null));
+        sandbox.csalock(["run", "-w", "inf", "-q", "x", "true"]).run();
+        sandbox.csalock(["unlock", "--handle", &handle, "x"]).capture().exits(81);
+        sandbox.script("dash", "csalock lock --forever --ttl 1h y; :").run();
+        sandbox.csalock(["unlock", "y"]).capture().says(82, "or break it with `csalock unlock --force y`");
+        sandbox.csalock(["unlock", "--force", "--end", "y"]).capture().exits(0);
+        assert_eq!(sandbox.state("y"), "free");
+        let said = "csalock: the lock of run ends with its command or with --ttl; leave --forever or --ttl out\n";
+        sandbox.csalock(["run", "--forever", "--ttl", "1h", "x", "true"]).status(64).stderr(said).run();
+    }
+
     fn a_wait_does_not_shorten_the_lease(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let mut job = sandbox.script("dash", "csalock lock -w inf --ttl 2s x; csalock status --json x; cat; :").spawn();

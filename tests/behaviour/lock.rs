@@ -183,7 +183,7 @@ on_every_kind_of_store! {
     }
 
     fn options_that_contradict_are_usage_errors(sandbox: &Sandbox) {
-        for words in [&["lock", "--ttl", "1s", "--forever", "x"][..], &["lock", "-q", "-v", "x"], &["lock"],
+        for words in [&["lock", "--ttl", "0", "--forever", "x"][..], &["lock", "-q", "-v", "x"], &["lock"],
                       &["run", "-F", "--ttl", "1s", "x", "true"], &["unlock"],
                       &["renew", "x"], &["lock", "--no-such", "x"], &["lock", "-Z", "x"], &["run", "-Z", "x", "true"], &["run", "x", "-n", "true"], &["run", "x", "-c"],
                       &["no-such"], &[], &["unlock", "--force", "--handle", "00", "x"]] {

@@ -461,7 +461,7 @@ on_every_store! {
     }
 
     fn a_command_that_cannot_be_run_leaves_the_file_free(sandbox: &Sandbox) {
-        let said = "csalock: cannot run no-such-command: No such file or directory; check the spelling and `$PATH`\n";
+        let said = "csalock: cannot run no-such-command: No such file or directory; check the spelling and `$PATH`; a function of the shell needs `csalock lock`\n";
         for options in [&[][..], &["-F"]] {
             let words = ["run", "--flock"].iter().chain(options).chain(&["./f", "no-such-command"]);
             sandbox.csalock(words).status(127).stderr(said).run();
@@ -505,7 +505,7 @@ mod shared_stores {
                           until [ ! -e /proc/$csalock ] || grep -q '^State:.Z' /proc/$csalock/status; do sleep 0.02; done; \
                           cat said; flock -n f echo free; wait $strace";
             let done = sandbox.script("dash", script).capture();
-            let said = "csalock: cannot run no-such-command: No such file or directory; check the spelling and `$PATH`\nfree\n";
+            let said = "csalock: cannot run no-such-command: No such file or directory; check the spelling and `$PATH`; a function of the shell needs `csalock lock`\nfree\n";
             assert_eq!(done.stdout, said);
         }
 

@@ -49,7 +49,7 @@ on_every_store! {
             ("./none", "No such file or directory"),
             ("/etc/passwd/x", "Not a directory"),
         ] {
-            let said = format!("csalock: cannot run {command}: {why}; check the spelling and `$PATH`\n");
+            let said = format!("csalock: cannot run {command}: {why}; check the spelling and `$PATH`; a function of the shell needs `csalock lock`\n");
             cannot_run(sandbox, command, 127, &said);
         }
         assert_eq!(sandbox.state("x"), "free");

@@ -201,10 +201,10 @@ on_every_store! {
 
     fn unlock_all_releases_all_grants_of_the_caller(sandbox: &Sandbox) {
         let script = "csalock lock a b ./file > /dev/null
-                      mkdir -p other; csalock lock other/file > /dev/null
+                      mkdir -p other; csalock lock ./other/file > /dev/null
                       csalock unlock --all
-                      csalock status -1; csalock status ./file > /dev/null; echo $?; csalock status other/file > /dev/null; echo $?
-                      csalock unlock --all other/file; csalock status other/file > /dev/null; echo $?";
+                      csalock status -1; csalock status ./file > /dev/null; echo $?; csalock status ./other/file > /dev/null; echo $?
+                      csalock unlock --all ./other/file; csalock status ./other/file > /dev/null; echo $?";
         // With a chosen store, the locks of files are in it too.
         sandbox.script("dash", script).stdout("81\n81\n81\n").run();
         // Root's own default store is the machine's.

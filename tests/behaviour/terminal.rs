@@ -73,29 +73,6 @@ fn times(terminal: &Job, text: &str) -> usize {
     terminal.printed().matches(text).count()
 }
 
-#[test]
-fn a_program_that_was_locked_at_a_prompt_is_told_to_be_only_a_name() {
-    let sandbox = Sandbox::new(Kind::Directory);
-    let Some(mut shell) = bash(&sandbox) else { return };
-    sandbox.program("files/script", "#!/bin/sh\ncsalock lock c true\ncsalock unlock c true\n");
-    let calls = [
-        // A name that is no program, a caller that wants no notes or a handle, and calls of scripts.
-        "csalock lock a no-such-program true; csalock unlock --all",
-        "csalock lock -q a true; csalock lock --print-handle b ls > /dev/null; csalock unlock --all",
-        "./script; sh script; sh -c 'csalock lock d true; csalock unlock d true'; bash -ec 'csalock lock d true; :'",
-        "csalock lock a true 2> said; csalock unlock --all; cat said",
-        "csalock lock -w 5 'my job' true /x && csalock status -1",
-    ];
-    calls.iter().for_each(|call| shell.tell(call));
-    shell.tell("echo 'do''ne'");
-    shows(&mut shell, "/x\r\n");
-    shows(&mut shell, "done\r\n");
-    let said = "csalock: true is locked too and was not run, because every word after lock is a name; to run it, use \
-                `csalock unlock 'my job' true /x` and then `csalock run 'my job' true /x`\r\n";
-    let text = shell.printed().replace("\r\n  ", " ");
-    assert_eq!((text.matches(" was not run").count(), text.matches(said).count()), (1, 1), "{text}");
-}
-
 on_every_store! {
     fn ctrl_c_ends_the_command_and_the_loop_around_it(sandbox: &Sandbox) {
         for run in ["run", "run -F"] {

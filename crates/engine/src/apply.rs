@@ -96,6 +96,9 @@ impl Engine {
         let ask = Release(Credentials { supervises: true, ..self.by_proof(proof)? });
         let released = self.apply_as(name, &ask, Remark { by: None, used: Some((proof, used)) })?;
         self.retract_granted();
+        if let Err(NotHolder { ending: Some(ending), .. }) = &released {
+            self.note_late(name, ending);
+        }
         Ok(if is_replaced { Err(NotHolder { store_was_replaced: true, ..NotHolder::default() }) } else { released })
     }
 

@@ -7,6 +7,7 @@ use super::Engine;
 use lock::error::Result;
 use lock::history::{EndedBy, Past, Use, Who};
 use lock::{EndReason, EndRequest, EndedGrant, Grant, HandleHash, Owner, Record};
+use store::{LinesOfHistory, WriteSet};
 
 /// A caller's knowledge of the grants that it ends, for the history.
 #[derive(Clone, Copy, Default)]
@@ -52,11 +53,37 @@ impl Engine {
         after.ended_grants.iter().filter(was_held).filter_map(line).collect()
     }
 
+    /// Adds that the holder of a grant that was lost before has released it only now.
+    pub fn note_late(&self, name: &[u8], ending: &EndedGrant) {
+        let is_lost = matches!(ending.reason, EndReason::Expired | EndReason::Broken);
+        if !is_lost || self.history_limits.are_off() {
+            return;
+        }
+        let (now, held) = (self.host.wall(), Past::held(name, &ending.grant, self.pid(&ending.grant.owner)));
+        let past = Past { to: Some(now.as_millis() as u64), how: Some(ending.reason), late: true, ..held };
+        let history = LinesOfHistory::new(|| vec![past.line()]);
+        let set = WriteSet { history, limits: self.history_limits, ..WriteSet::default() };
+        // The loss of a line of history affects no process.
+        if self.store.commit(self.call, &set).is_ok() {
+            self.store.finish(self.call, &set);
+        }
+    }
+
     /// Visits the ended grants in the order of their ends. Returns `false` if this store has no history.
     pub fn each_past(&self, visit: &mut dyn FnMut(Past)) -> Result<bool> {
+        self.read_past(false, visit)
+    }
+
+    /// Visits the late ends of grants ([`Past::late`]).
+    pub fn each_late(&self, visit: &mut dyn FnMut(Past)) -> Result<bool> {
+        self.read_past(true, visit)
+    }
+
+    fn read_past(&self, late: bool, visit: &mut dyn FnMut(Past)) -> Result<bool> {
         let now = self.host.wall();
         self.store.read_history(self.call, &mut |line| {
             if let Some(past) = Past::read(line)
+                && past.late == late
                 && self.history_limits.keep(&past, now)
             {
                 visit(past);

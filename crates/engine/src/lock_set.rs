@@ -8,7 +8,7 @@ use super::{AcquireRequest, Context, Engine, StoredLock, confirm_all};
 use crate::environment::{self, CurrentDirectory};
 use lock::error::{Error, ErrorKind, Result};
 use lock::history::Use;
-use lock::name::{escape, shell_quote};
+use lock::name::{escape, shell_quote, spelled};
 use lock::{EndReason, Grant, HandleHash, Lease, NotHolder};
 use store::{Call, Location, in_order};
 
@@ -42,7 +42,7 @@ pub struct OpenLockSet<'a> {
 
 impl LockRef {
     pub fn in_store(location: &Location, name: Vec<u8>) -> LockRef {
-        let shell_arg = shell_quote(&name);
+        let shell_arg = shell_quote(&spelled(&name));
         LockRef { location: location.clone(), display_name: name.clone(), name, shell_arg }
     }
 }
@@ -58,7 +58,7 @@ impl Engine {
         let chosen = chosen.and_then(|url| crate::location(&url, CurrentDirectory::default()).ok());
         let default = chosen.filter(|chosen| !chosen.is_beside()).or_else(|| environment::default_store().ok());
         let dashes = if name.starts_with(b"-") { "-- " } else { "" };
-        let words = format!("{dashes}{}", shell_quote(name));
+        let words = format!("{dashes}{}", shell_quote(&spelled(name)));
         if default.as_ref() == Some(location) {
             return words;
         }

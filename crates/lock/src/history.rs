@@ -41,6 +41,9 @@ pub struct Past {
     /// `None`: no process did, or the lock is still held.
     #[serde(default, skip_serializing_if = "is_default")]
     pub ended_by: Option<EndedBy>,
+    /// This grant had ended before, and `to` is the end of its holder's work: the holder released it only then.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub late: bool,
     /// How the command of `run` ended. `None`: there was no command, or its supervisor did not see its end.
     #[serde(default, skip_serializing_if = "is_default")]
     pub run: Option<RunEnd>,
@@ -108,8 +111,16 @@ impl Past {
             how: None,
             broken_by: None,
             ended_by: None,
+            late: false,
             run: None,
         }
+    }
+
+    /// The holder worked on beside another one, which may not share the lock with it.
+    pub fn overlaps(&self, other: &Past) -> bool {
+        let is_other = self.name == other.name && !self.is_same_grant(other) && self.token < other.token;
+        let excludes = self.mode != other.mode || self.mode == Mode::Exclusive;
+        self.late && is_other && excludes && self.to.is_some_and(|to| other.from < to)
     }
 
     /// Describes a grant that ended at `now` or earlier.
@@ -241,14 +252,24 @@ mod tests {
             how: Some(EndReason::Broken),
             ended_by: Some(EndedBy { who: Who { pid: Some(5), ..breaker.clone() }, replaces: true }),
             broken_by: Some(breaker),
+            late: false,
             run: Some(RunEnd { exit: 137, signal: Some(9), ran: 11 }),
         }
     }
 
     #[test]
     fn a_line_reads_back() {
-        let bare =
-            Past { token: None, to: None, waited: 0, how: None, broken_by: None, ended_by: None, run: None, ..full() };
+        let bare = Past {
+            token: None,
+            to: None,
+            waited: 0,
+            how: None,
+            broken_by: None,
+            ended_by: None,
+            late: true,
+            run: None,
+            ..full()
+        };
         for past in [full(), bare] {
             let line = past.line();
             assert_eq!((line.matches('\n').count(), line.ends_with('\n')), (1, true));

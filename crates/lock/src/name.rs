@@ -1,5 +1,6 @@
 //! Names: the valid names, the file that a name with a `/` means, and the display of names.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
@@ -19,7 +20,7 @@ pub(crate) const LONGEST: usize = 1024;
 const MOST_LINKS: usize = 40;
 
 const NO_DIRECTORY: &str =
-    "a name with a slash is the path of a file; create its directory, or use a name without a slash";
+    "a name with a slash is the path of a file; create its directory, or write name: before a name";
 
 pub fn check(name: &[u8]) -> Result<()> {
     let wrong = |what: String| Err(Error::invalid(what, "a name is 1 to 1024 bytes, anything but NUL"));
@@ -31,14 +32,32 @@ pub fn check(name: &[u8]) -> Result<()> {
     }
 }
 
+const LITERAL: &[u8] = b"name:";
+
+/// What follows `name:` is a name, whatever it looks like.
+pub fn literal(typed: &[u8]) -> Option<&[u8]> {
+    typed.strip_prefix(LITERAL)
+}
+
+/// The word that means the lock with this name. A name that begins with a slash is the path of a file.
+pub fn spelled(name: &[u8]) -> Cow<'_, [u8]> {
+    let is_ambiguous = literal(name).is_some() || (is_path(name) && !name.starts_with(b"/"));
+    if is_ambiguous { Cow::Owned([LITERAL, name].concat()) } else { Cow::Borrowed(name) }
+}
+
 /// A name with a slash means a file or a directory.
 pub fn is_path(name: &[u8]) -> bool {
-    name.contains(&b'/') || matches!(name, b"." | b"..")
+    literal(name).is_none() && (name.contains(&b'/') || matches!(name, b"." | b".."))
+}
+
+/// Such a path is not a name by accident.
+pub fn is_plain_path(name: &[u8]) -> bool {
+    matches!(name, b"." | b"..") || [&b"/"[..], b"./", b"../"].iter().any(|begin| name.starts_with(begin))
 }
 
 /// Such an argument means the locks of all files in a directory.
 pub fn is_directory(typed: &OsStr) -> bool {
-    typed.as_bytes().ends_with(b"/")
+    literal(typed.as_bytes()).is_none() && typed.as_bytes().ends_with(b"/")
 }
 
 /// A relative path starts at `current`. Returns an error if the current directory was removed: `current` is empty then.
@@ -106,7 +125,7 @@ pub fn directory_of(path: &OsStr, current: impl AsRef<Path>) -> Result<PathBuf> 
 fn cannot_find(error: &io::Error, path: &Path) -> Error {
     let error_of_path = Error::os_through_links(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "find", path);
     match error.kind() {
-        io::ErrorKind::NotFound => Error::new(error_of_path.kind(), error_of_path.message(), NO_DIRECTORY),
+        io::ErrorKind::NotFound => Error::invalid(error_of_path.message(), NO_DIRECTORY),
         _ => error_of_path,
     }
 }
@@ -145,7 +164,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("loop", dir.path().join("loop")).unwrap();
         let exit = |name: &[u8]| file_of(name, dir.path()).map_err(|error| error.kind());
-        assert_eq!(exit(b"none/file"), Err(ErrorKind::Unavailable));
+        assert_eq!(exit(b"none/file"), Err(ErrorKind::InvalidInput));
         assert_eq!(exit(b"./loop"), Err(ErrorKind::Unavailable));
         assert_eq!(exit(b"loop/file"), Err(ErrorKind::Unavailable));
     }

@@ -161,7 +161,7 @@ impl Locks {
     fn name_here(&self, typed: &str) -> Result<Vec<u8>> {
         name::check(typed.as_bytes())?;
         if !name::is_path(typed.as_bytes()) {
-            return Ok(typed.as_bytes().to_vec());
+            return Ok(name::literal(typed.as_bytes()).unwrap_or(typed.as_bytes()).to_vec());
         }
         let file = name::file_of(typed.as_bytes(), CurrentDirectory::default())?;
         let is_beside = file.parent().is_some_and(|directory| Location::beside(directory) == self.location);
