@@ -20,11 +20,9 @@ use crate::terminal;
 pub(super) use engine::LockRef;
 use engine::environment;
 use engine::{self, Engine, LockSet, LockStatus, WaitPolicy};
-use host::signals;
-use host::{ThisProcess, new_owner};
-use lock::error::{Error, ErrorKind, Result};
+use host::{ThisProcess, new_owner, signals};
 use lock::name::{self, escape};
-use lock::{Credentials, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId};
+use lock::{Credentials, Error, ErrorKind, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId, Result};
 use store::{Call, Location, mount, refuse_file_mounted_alone};
 
 /// Maximum number of bytes that are read from the file of a handle.

@@ -29,8 +29,7 @@ use engine::environment;
 use host::FileLock;
 use host::signals::{self, Signals};
 use lock::duration::Limit;
-use lock::error::{Error, ErrorKind, Result};
-use lock::name;
+use lock::{Error, ErrorKind, Result, name};
 
 /// Exit codes of flock(1), from sysexits.h.
 const USAGE: u8 = 64;

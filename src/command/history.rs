@@ -10,12 +10,10 @@ use crate::cli::History;
 use crate::exit::Exit;
 use crate::glob;
 use crate::report::{Moment, RefusalReport, Zone, json, timeline};
-use engine::environment;
-use engine::{Engine, LockStatus};
-use lock::error::{Error, ErrorKind, Result};
+use engine::{Engine, LockStatus, environment};
 use lock::history::Past;
 use lock::name::{escape, is_path};
-use lock::{EndReason, Standing};
+use lock::{EndReason, Error, ErrorKind, Result, Standing};
 use store::Location;
 
 /// Maximum number of grants that are shown by default.

@@ -15,9 +15,8 @@ use anyhow::Context as _;
 
 use super::acquire::{Acquisition, report_taken, request, standing, tell_of_flock};
 use super::context::{Context, Results, json_line, print_before};
-use super::descriptor;
-use super::file_wait;
 use super::flock_compat::not_a_path;
+use super::{descriptor, file_wait};
 use crate::cli::{Lock, Renew, Taking, Wait};
 use crate::exit::Exit;
 use crate::report::{RefusedLock, Reporter, json};

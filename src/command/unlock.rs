@@ -18,11 +18,10 @@ use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, is_of_descriptor
 use engine::{Broken, Engine, WaitPolicy};
 use host::ThisProcess;
 use lock::duration::Backoff;
-use lock::error::{Error, ErrorKind, Result};
 use lock::name::{escape, shell_quote};
 use lock::{
-    AskToEnd, EndReason, EndRequest, EndedGrant, Grant, HandleHash, Lifetime, Liveness, NotHolder, Owner, Release,
-    Standing,
+    AskToEnd, EndReason, EndRequest, EndedGrant, Error, ErrorKind, Grant, HandleHash, Lifetime, Liveness, NotHolder,
+    Owner, Release, Result, Standing,
 };
 use store::Location;
 

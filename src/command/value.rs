@@ -15,9 +15,8 @@ use crate::report::{RefusedLock, Reporter, describe_value, json};
 use engine::{Engine, ValueWrite, WriteResult};
 use host::ThisProcess;
 use host::signals::{self, Signals};
-use lock::error::{Error, ErrorKind, Result};
 use lock::name::escape;
-use lock::{Credentials, Lifetime, MOST_VALUE, Mode, Precondition, SetValue, Value, Written};
+use lock::{Credentials, Error, ErrorKind, Lifetime, MOST_VALUE, Mode, Precondition, Result, SetValue, Value, Written};
 
 pub(super) fn get(context: &Context, options: &Get) -> anyhow::Result<Exit> {
     context.require_stdout("the value", "send it somewhere")?;

@@ -33,8 +33,7 @@ use crate::run::tree::Tree;
 use engine::lease_schedule::POLL_INTERVAL;
 use engine::{Context, LockSet, OpenLockSet};
 use host::WakeSocket;
-use lock::error::{Error, ErrorKind, Result};
-use lock::{Grant, HandleHash, Lease, ProcessId};
+use lock::{Error, ErrorKind, Grant, HandleHash, Lease, ProcessId, Result};
 
 mod renew_or_kill;
 

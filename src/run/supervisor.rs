@@ -19,9 +19,8 @@ use crate::run::detach;
 use engine::lease_schedule::{LONGEST_RELEASE, LONGEST_SILENCE, LeaseSchedule, SILENCE_CHECK_INTERVAL, StopReason};
 use engine::{Engine, LockRef, OpenLockSet, RETRY_INTERVAL, Released};
 use host::{WakeAddress, WakeSocket};
-use lock::error::{Error, ErrorKind, Result};
 use lock::history::Use;
-use lock::{EndReason, Grant, Lifetime, NotHolder, ProcessId};
+use lock::{EndReason, Error, ErrorKind, Grant, Lifetime, NotHolder, ProcessId, Result};
 use store::Call;
 
 mod while_running;

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Engine;
-use lock::error::Result;
 use lock::history::{EndedBy, Past, Use, Who};
-use lock::{EndReason, EndRequest, EndedGrant, Grant, HandleHash, Owner, Record};
+use lock::{EndReason, EndRequest, EndedGrant, Grant, HandleHash, Owner, Record, Result};
 use store::{LinesOfHistory, WriteSet};
 
 /// A caller's knowledge of the grants that it ends, for the history.

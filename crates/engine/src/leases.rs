@@ -6,8 +6,7 @@
 use std::time::Duration;
 
 use super::{AcquireRequest, Engine, EngineState, IssuedLease};
-use lock::error::Result;
-use lock::{Grant, HandleHash, Lease, Lifetime, MOST_SIGHTINGS, NotHolder, Note, Prepare, Record, RenewGrant};
+use lock::{Grant, HandleHash, Lease, Lifetime, MOST_SIGHTINGS, NotHolder, Note, Prepare, Record, RenewGrant, Result};
 use store::{Scope, guarded};
 
 impl EngineState {

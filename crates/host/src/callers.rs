@@ -29,8 +29,7 @@ use super::interface::Host;
 use super::processes::{self, ProcStat, no_proc};
 use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
 use crate::signals;
-use lock::error::{Error, ErrorKind, Result};
-use lock::{Orphan, Owner, ProcessId};
+use lock::{Error, ErrorKind, Orphan, Owner, ProcessId, Result};
 
 /// Maximum number of forks of one program image that csalock follows upward.
 const MOST_FORKS: usize = 16;

@@ -4,10 +4,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::handle::HandleHash;
-use super::lifetime::Lifetime;
-use super::owner::{Owner, ProcessId};
 use super::text::{self, is_default};
+use super::{HandleHash, Lifetime, Owner, ProcessId};
 
 pub const MOST_SLOTS: u32 = 10_000;
 

@@ -4,13 +4,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::facts::{Facts, Query};
-use super::grant::{EndRequest, EndedGrant, Grant};
-use super::handle::HandleHash;
-use super::lifetime::{DescriptorLock, Lease, Lifetime, Sighting};
-use super::owner::{Owner, PidDomain, PidSpace, ProcessId};
-use super::record::Record;
-use super::waiter::{QueuePlace, Waiter};
+use super::{
+    DescriptorLock, EndRequest, EndedGrant, Facts, Grant, HandleHash, Lease, Lifetime, Owner, PidDomain, PidSpace,
+    ProcessId, Query, QueuePlace, Record, Sighting, Waiter,
+};
 
 /// Request of a caller about a record. Each request has its own type of response. A trace contains it.
 pub trait Request: Clone + Serialize {

@@ -5,11 +5,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::grant::{Grant, Mode};
-use super::handle::HandleHash;
-use super::lifetime::{Lease, Lifetime};
-use super::owner::{Owner, PidDomain, ProcessId};
 use super::text::{self, is_default};
+use super::{Grant, HandleHash, Lease, Lifetime, Mode, Owner, PidDomain, ProcessId};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiter {

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use super::*;
 use crate::queue::INLINE_WAITERS;
 use crate::{
-    Acquire, AcquireStep, AskToEnd, Awaited, Break, Cancel, Credentials, DescriptorLock, EndRequest, EndedGrant, Lease,
-    LeaseClock, LeaseStart, Mode, NotHolder, OwnerDied, Pages, Phase, PidDomain, ProcessId, QueuePlace, QueuePosition,
-    Refusal, Release, RenewGrant, Sweep, Waiter,
+    Acquire, AcquireStep, AskToEnd, Awaited, Break, Cancel, Credentials, DescriptorLock, EndRequest, EndedGrant,
+    Handle, Lease, LeaseClock, LeaseStart, Mode, NotHolder, OwnerDied, Pages, Phase, PidDomain, ProcessId, QueuePlace,
+    QueuePosition, Refusal, Release, RenewGrant, Sweep, Waiter, decode, encode,
 };
-use crate::{Handle, decode, encode};
 
 fn domain() -> PidDomain {
     PidDomain { machine: "m".into(), boot: "b".into(), pids: "p".into(), net: 1 }
