@@ -9,7 +9,6 @@ use std::fs::File;
 use std::io::Write;
 use std::mem::ManuallyDrop;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::Command;
 use std::rc::Rc;
 use std::time::Duration;
@@ -38,10 +37,6 @@ const NO_INPUT: u8 = 66;
 const UNAVAILABLE: u8 = 69;
 const SYSTEM: u8 = 71;
 const CANNOT_CREATE: u8 = 73;
-
-pub(super) fn is_called(program: Option<&OsString>) -> bool {
-    program.is_some_and(|program| Path::new(program).file_name() == Some(OsStr::new("flock")))
-}
 
 pub(super) fn run(arguments: &[OsString]) -> anyhow::Result<Exit> {
     let options = match AsFlock::try_parse_from(arguments) {

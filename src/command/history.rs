@@ -41,7 +41,7 @@ pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> 
         let store = escape(location.url().as_encoded_bytes());
         return Err(none_beside_files(&format!("store {store}")).into());
     }
-    engine.each_late(&mut |late| {
+    engine.read_past(true, &mut |late| {
         // Another line has its command.
         match found.iter_mut().find(|past| past.is_same_grant(&late)) {
             Some(past) => (past.to, past.late) = (late.to, true),

@@ -100,7 +100,7 @@ impl Engine {
 
     pub fn renew(&self, name: &[u8], proof: HandleHash) -> Result<std::result::Result<Grant, NotHolder>> {
         let lifetime = self.start(&self.own_lease())?;
-        self.apply(name, &RenewGrant::new(self.by_proof(proof)?, lifetime))
+        self.apply(name, &RenewGrant { credentials: self.by_proof(proof)?, lifetime, begins: false })
     }
 
     fn extend(&self, name: &[u8], request: &AcquireRequest) -> Result<std::result::Result<Grant, NotHolder>> {

@@ -75,13 +75,11 @@ pub fn new_owner(host: &dyn Host, processes: Vec<ProcessId>, command: &[u8], lab
     Ok(Owner {
         domain: host.domain()?,
         processes,
-        supervisor: None,
-        outlives_lock: false,
-        session: None,
         host: host.name(),
         uid: host.uid(),
         command: bounded(command),
         label: label.map(bounded),
+        ..Owner::default()
     })
 }
 

@@ -62,12 +62,6 @@ pub struct RenewGrant {
     pub begins: bool,
 }
 
-impl RenewGrant {
-    pub fn new(credentials: Credentials, lifetime: Lifetime) -> RenewGrant {
-        RenewGrant { credentials, lifetime, begins: false }
-    }
-}
-
 /// Tells hosts that cannot see the owner of the caller's grant that the owner has died.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct OwnerDied(pub Credentials);
@@ -143,7 +137,7 @@ impl Acquire {
     }
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Credentials {
     pub proof: Option<HandleHash>,
     /// Processes that the caller may act for; a grant matches if its owner is among them.
