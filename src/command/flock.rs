@@ -7,7 +7,6 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
-use std::mem::ManuallyDrop;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::rc::Rc;
@@ -18,7 +17,7 @@ use nix::fcntl::OFlag;
 
 use super::context::{Context, print};
 use super::csa::path;
-use super::descriptor;
+use super::descriptor::{self, lock_unrecorded};
 use super::run::run as run_under_lock;
 use crate::cli::{AsFlock, Common, Run, Taking, Waiting};
 use crate::exit::Exit;
@@ -26,7 +25,7 @@ use crate::run::exec::{CommandLine, to_be_inherited};
 use crate::run::flock::{inherited, open};
 use engine::environment;
 use host::FileLock;
-use host::signals::{self, Signals};
+use host::signals;
 use lock::duration::Limit;
 use lock::{Error, ErrorKind, Result, name};
 
@@ -75,7 +74,7 @@ fn lock_descriptor(context: &Context, options: &AsFlock, number: &OsStr) -> anyh
         return Ok(Exit::Done);
     }
     let locked = match descriptor::lock(context, &taking(options), number) {
-        Ok(Exit::Failed(ErrorKind::Deadlock)) | Err(_) => lock_unrecorded(context, options, (&file, began)),
+        Ok(Exit::Failed(ErrorKind::Deadlock)) | Err(_) => lock_unrecorded(context, &taking(options), &file, began),
         locked => locked,
     };
     Ok(match locked {
@@ -87,11 +86,6 @@ fn lock_descriptor(context: &Context, options: &AsFlock, number: &OsStr) -> anyh
         Ok(_) => conflict(options),
         Err(error) => fail(BAD_DATA, &format!("{number}: {}", reason(error.root_cause()))),
     })
-}
-
-fn lock_unrecorded(context: &Context, options: &AsFlock, file: (&File, Duration)) -> anyhow::Result<Exit> {
-    let signals = ManuallyDrop::new(Signals::listen()?);
-    descriptor::lock_unrecorded(context, &taking(options), file, &signals)
 }
 
 /// A command under the lock of a file.
@@ -143,7 +137,7 @@ impl Call<'_> {
             Err(error) => return self.cannot_open(&error),
         };
         if !self.options.unlock {
-            match lock_unrecorded(self.context, self.options, (&file, began)) {
+            match lock_unrecorded(self.context, &taking(self.options), &file, began) {
                 Ok(Exit::Done) => {}
                 Ok(Exit::Signal(signal)) => return Exit::Signal(signal),
                 Ok(_) => return conflict(self.options),

@@ -74,7 +74,7 @@ impl From<PidDomain> for PidSpace {
 }
 
 /// Identity of a process, which differs from that of a later process with the same pid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId {
     pub pid: i32,
     /// Start time in clock ticks since boot, field 22 of proc_pid_stat(5).

@@ -101,8 +101,9 @@ pub struct Sweep;
 pub struct Note(pub Vec<Sighting>);
 
 /// A caller that waits first gets a provisional grant, and confirms it by a second request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
+    #[default]
     Direct,
     /// Depends on the waiting process.
     Provisional,
@@ -110,7 +111,7 @@ pub enum Phase {
     Confirm,
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Acquire {
     pub entry: Waiter,
     /// True to enter the queue if the lock is not free.
@@ -126,14 +127,7 @@ pub struct Acquire {
 
 impl Acquire {
     pub fn new(entry: Waiter) -> Acquire {
-        Acquire {
-            entry,
-            queue: false,
-            place: QueuePlace::Nowhere,
-            refuse_stale: false,
-            phase: Phase::Direct,
-            has_file: false,
-        }
+        Acquire { entry, ..Acquire::default() }
     }
 }
 
