@@ -82,12 +82,12 @@ impl Context {
     }
 
     pub(super) fn target(&self, typed: &OsStr) -> Result<LockRef> {
-        self.target_for(typed, false)
+        self.target_for(typed, &|_| false)
     }
 
     /// If the caller `locks_file` with the kernel, a user who may not write in the file's directory has the record in a
     /// store of that user, under the file's path. [`Context::record_beside`] names the other record.
-    pub(super) fn target_for(&self, typed: &OsStr, locks_file: bool) -> Result<LockRef> {
+    pub(super) fn target_for(&self, typed: &OsStr, locks_file: &dyn Fn(&Path) -> bool) -> Result<LockRef> {
         let typed = typed.as_bytes();
         if !name::is_path(typed) {
             let name = name::literal(typed).unwrap_or(typed);
@@ -110,7 +110,7 @@ impl Context {
         let beside = Location::beside(file.parent().unwrap_or(Path::new("/")));
         let (location, name) = match chosen {
             Some(location) if location != beside => (location, display_name.clone()),
-            None if locks_file && !beside.path().is_none_or(environment::may_write) => {
+            None if !beside.path().is_none_or(environment::may_write) && locks_file(&file) => {
                 (environment::writable_store(true)?, display_name.clone())
             }
             _ => {
@@ -180,7 +180,7 @@ impl Context {
     /// For a caller that `locks_files` with the kernel, or does so where it could not lock a file otherwise.
     pub(super) fn lock_set_of_files(&self, typed: &[OsString], locks_files: bool) -> Result<LockSet> {
         self.tell_of_files(typed);
-        let lock_of = |name: &OsString| self.target_for(name, locks_files || can_be_flocked(Path::new(name)));
+        let lock_of = |name: &OsString| self.target_for(name, &|file| locks_files || can_be_flocked(file));
         let targets = typed.iter().map(lock_of).collect::<Result<Vec<_>>>()?;
         for target in &targets {
             if self.common.verbose && self.record_beside(target)?.is_some() {

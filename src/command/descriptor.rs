@@ -151,7 +151,7 @@ pub(super) fn unlock(context: &Context, number: i32) -> anyhow::Result<Exit> {
     fs2::FileExt::unlock(&file).map_err(|error| Error::os(errno_of(error), "unlock", shown))?;
     context.common.note_step(|| format!("lock {} is released", escape_path(shown)));
     if path.is_some() {
-        let target = context.target_for(shown.as_os_str(), true)?;
+        let target = context.target_for(shown.as_os_str(), &|_| true)?;
         let engine = context.engine(&target.location)?;
         let own = engine.credentials(None, ThisProcess::default().with_caller()?)?;
         // flock(1) leaves no record.

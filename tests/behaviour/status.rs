@@ -328,7 +328,7 @@ on_every_store_of_files! {
         let status = |directory: &str| sandbox.csalock(["status", directory]);
         let empty = "csalock: no file in SANDBOX/files/below has a lock; the lock of the directory itself is shown by \
                      `csalock status SANDBOX/files/below`\n";
-        for name in ["./b", "./a", "below/c"] {
+        for name in ["./b", "./a", "./below/c"] {
             lock(name).without("CSALOCK_STORE").run();
             lock(name).run();
         }
