@@ -64,7 +64,7 @@ pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::R
     let taken = FlockCompat::of_descriptor(context, taking, (&targets.all[0], &file), request.handle.proof())
         .and_then(|compat| compat.take(&opened, &acquisition, &mut grants, (None, None)));
     let done = match taken {
-        Ok(ControlFlow::Continue(_)) => confirm(context, &opened, request.clone(), &grants, number),
+        Ok(ControlFlow::Continue(_)) => confirm(&opened, request.clone(), &grants, number).map(|()| None),
         Ok(ControlFlow::Break(exit)) => Ok(Some(exit.unwrap_or_else(|| Exit::interrupted(signals.interrupted_by())))),
         Err(error) => Err(error),
     };
@@ -92,23 +92,17 @@ fn request_for_script(context: &Context, taking: &Taking) -> Result<AcquireReque
 }
 
 /// Makes the grant that of the locked descriptor.
-fn confirm(
-    context: &Context,
-    opened: &OpenLockSet<'_>,
-    mut request: AcquireRequest,
-    grants: &[Grant],
-    number: i32,
-) -> Result<Option<Exit>> {
+fn confirm(opened: &OpenLockSet<'_>, mut request: AcquireRequest, grants: &[Grant], number: i32) -> Result<()> {
     let Some((lock, _)) = descriptor_lock(number) else {
         let what = format!("/proc/self/fdinfo/{number} does not show the lock of descriptor {number}");
         return Err(Error::new(ErrorKind::System, what, "mount /proc, or use flock(1)"));
     };
     request.entry.lifetime = Lifetime::Descriptor(lock);
-    let until = context.host.boottime() + RETRY_INTERVAL;
-    match opened.confirm(&request, grants, &|| context.host.boottime() < until)? {
-        Some(_) => Ok(None),
-        None => Err(Error::new(ErrorKind::Lost, "the lock was lost before it could be used", "take it again")),
-    }
+    let host = opened.engine(0).host();
+    let until = host.boottime() + RETRY_INTERVAL;
+    let confirmed = opened.confirm(&request, grants, &|| host.boottime() < until)?;
+    let lost = || Error::new(ErrorKind::Lost, "the lock was lost before it could be used", "take it again");
+    confirmed.map(drop).ok_or_else(lost)
 }
 
 /// Takes the kernel's lock alone, within the timeout of a wait that began at this time: a pipe or a deleted file has no name

@@ -5,7 +5,6 @@
 //! works with flock(1).
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -27,7 +26,7 @@ use engine::environment;
 use host::FileLock;
 use host::signals;
 use lock::duration::Limit;
-use lock::{Error, ErrorKind, Result, name};
+use lock::{Error, ErrorKind, name};
 
 /// Exit codes of flock(1), from sysexits.h.
 const USAGE: u8 = 64;
@@ -132,7 +131,9 @@ impl Call<'_> {
 
     /// Takes the kernel's lock alone, within the timeout of a wait that began at this time.
     fn run_without_record(&self, began: Duration) -> Exit {
-        let file = match self.open() {
+        let name = self.file.as_encoded_bytes();
+        let path = name::check(name).and_then(|()| name::file_of(name, &self.context.current));
+        let file = match path.and_then(|path| open(FileLock::Flock, &path, OFlag::O_RDONLY)) {
             Ok(file) => file,
             Err(error) => return self.cannot_open(&error),
         };
@@ -160,12 +161,6 @@ impl Call<'_> {
             Ok(()) => self.cannot_execute(&command_line.replace_process()),
             Err(errno) => fail(SYSTEM, errno.desc()),
         }
-    }
-
-    fn open(&self) -> Result<File> {
-        let file = self.file.as_encoded_bytes();
-        name::check(file)?;
-        open(FileLock::Flock, &name::file_of(file, &self.context.current)?, OFlag::O_RDONLY)
     }
 
     fn cannot_open(&self, error: &Error) -> Exit {

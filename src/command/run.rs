@@ -105,11 +105,8 @@ fn checked(context: &Context, options: &Run) -> anyhow::Result<(Vec<OsString>, C
         return Err(Error::invalid("run has no result of its own that could be JSON", "leave --json out").into());
     }
     if options.taking.forever && options.taking.ttl.is_some() {
-        return Err(Error::invalid(
-            "the lock of run ends with its command or with --ttl",
-            "leave --forever or --ttl out",
-        )
-        .into());
+        let what = "the lock of run ends with its command or with --ttl";
+        return Err(Error::invalid(what, "leave --forever or --ttl out").into());
     }
     let (names, command_line) = command_line(options)?;
     recurrence::check_zone(options)?;

@@ -52,7 +52,7 @@ pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
     let this = ThisProcess::default();
     let mut results = Results::new(&context.common);
     let targets = match options.all {
-        true => everything_owned(context, options, &this, &mut results)?,
+        true => everything_owned(context, options, &mut results)?,
         false => named(context, options, &mut results)?,
     };
     let breaker = if options.force { breaker(context, &this) } else { None };
@@ -399,18 +399,13 @@ fn everything_held(context: &Context, pattern: &OsStr, results: &mut Results<'_>
 /// enclosing lock, and beside the files in the current directory and the named files. The caller proves a grant as its
 /// owner, or by `--handle`; the locks that the caller was started under are not its own. An unreadable record may be the
 /// caller's, unless it is another user's.
-fn everything_owned(
-    context: &Context,
-    options: &Unlock,
-    this: &ThisProcess,
-    results: &mut Results<'_>,
-) -> Result<ChosenLocks> {
-    let mut targets = Vec::new();
-    let (owners, under) = (context.caller_processes(this)?, context.enclosing_grants());
+fn everything_owned(context: &Context, options: &Unlock, results: &mut Results<'_>) -> Result<ChosenLocks> {
+    let (mut targets, this) = (Vec::new(), ThisProcess::default());
+    let (owners, under) = (context.caller_processes(&this)?, context.enclosing_grants());
     for (location, directory) in stores(context, options)? {
         let engine = context.engine(&location)?;
         let credentials = match &options.handle {
-            Some(handle) => context.credentials(&engine, Some(handle), this)?,
+            Some(handle) => context.credentials(&engine, Some(handle), &this)?,
             None => engine.credentials(None, owners.clone())?,
         };
         let mut unreadable: Option<Error> = None;

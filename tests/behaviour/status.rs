@@ -341,7 +341,7 @@ on_every_store_of_files! {
                 let done = call(directory).capture();
                 assert_eq!((done.code, table(sandbox, &done.stdout)), (Some(0), rows.clone()), "{directory} {store:?}");
             }
-            sandbox.csalock(["unlock", "--force", "below/c"]).env("CSALOCK_STORE", store.as_deref().unwrap_or("")).capture();
+            sandbox.csalock(["unlock", "--force", "./below/c"]).env("CSALOCK_STORE", store.as_deref().unwrap_or("")).capture();
             call("below/").status(81).stderr(empty).run();
         }
         let done = sandbox.csalock(["status", "none/"]).status(69);

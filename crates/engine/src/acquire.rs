@@ -154,14 +154,8 @@ impl AcquireRequest {
     pub fn for_itself(handle: Handle, owner: Owner, process: ProcessId) -> AcquireRequest {
         // A waiter that stops before it can start must not keep the lock.
         let entry = Waiter { needs_confirmation: true, ..Waiter::new(handle.proof(), owner, process) };
-        AcquireRequest {
-            handle,
-            entry,
-            outlives_process: false,
-            refuse_stale: false,
-            phase: Phase::Direct,
-            called: None,
-        }
+        let phase = Phase::Direct;
+        AcquireRequest { handle, entry, outlives_process: false, refuse_stale: false, phase, called: None }
     }
 }
 

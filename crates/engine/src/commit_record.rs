@@ -16,8 +16,10 @@ impl Engine {
             return self.has_committed(proof);
         };
         // An earlier eviction leaves a gap; a later one first removes the commit record, so that the commit fails.
-        if !self.holds_all(&uncommitted.names, proof)? {
-            return Ok(false);
+        for name in &uncommitted.names {
+            if self.record(name)?.holder(proof).is_none() {
+                return Ok(false);
+            }
         }
         let committed = CommitRecord { committed: true, ..uncommitted };
         Ok(self.write_commit_record(proof, Some(version), &committed, durability)?.is_some())
@@ -64,16 +66,6 @@ impl Engine {
         self.remove_auxiliary(&key, keep.durability)?;
         for name in names {
             let _ = self.apply(name, &Release(self.by_proof(proof)?))?;
-        }
-        Ok(true)
-    }
-
-    fn holds_all(&self, names: &[Vec<u8>], proof: &HandleHash) -> Result<bool> {
-        for name in names {
-            let (_, record) = self.read(name)?;
-            if record.holder(proof).is_none() {
-                return Ok(false);
-            }
         }
         Ok(true)
     }

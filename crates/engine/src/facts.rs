@@ -146,11 +146,9 @@ impl Engine {
     /// For [`Engine::has_released`] by the script that has released this grant.
     pub fn leave_release(&self, name: &[u8], grant: &Grant) {
         let place = self.store.describe(name);
-        grant
-            .owner
-            .processes
-            .iter()
-            .for_each(|owner| self.leave_witness(Scope::Local, Witnessed::Release(&place, owner)));
+        for owner in &grant.owner.processes {
+            self.leave_witness(Scope::Local, Witnessed::Release(&place, owner));
+        }
     }
 
     /// One of these processes has released a lock of this name before.

@@ -105,13 +105,8 @@ pub fn descriptor_lock(number: i32) -> Option<(DescriptorLock, bool)> {
 
 /// Processes that took the locks of flock(2) that the kernel lists for this file. `None`: its list cannot be read.
 pub(crate) fn flock_takers(place: &str) -> Option<BTreeSet<i32>> {
-    for _ in 0..LOOKS {
-        let takers = listed(place, FileLock::Flock.words())?;
-        if !takers.is_empty() {
-            return Some(takers);
-        }
-    }
-    Some(BTreeSet::new())
+    let mut looks = (0..LOOKS).map(|_| listed(place, FileLock::Flock.words()));
+    looks.find(|takers| takers.as_ref().is_none_or(|takers| !takers.is_empty())).unwrap_or(Some(BTreeSet::new()))
 }
 
 /// Locks a file by flock(2), if no process excludes that. Returns the lock too.
