@@ -35,7 +35,7 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
         return not_unique(context, &taken);
     }
     let this = ThisProcess::default();
-    let (handle, process, command) = (context.new_handle()?, this.id()?, command_of_caller(&this)?);
+    let (handle, process, command) = (context.host.new_handle()?, this.id()?, command_of_caller(&this)?);
     let mut request = request(context, &options.waiting, handle, process, Vec::new(), command)?;
     request.outlives_process = true;
     (request.entry.claim, request.entry.lifetime) = (Some(id.clone()), Lifetime::UntilReleased);

@@ -309,10 +309,6 @@ impl Context {
         Err(Error::new(ErrorKind::InputOutput, format!("stdout is closed, so {result} would be lost"), hint))
     }
 
-    pub(super) fn new_handle(&self) -> Result<Handle> {
-        Ok(Handle::new(self.host.random()?))
-    }
-
     pub(super) fn handle_from_env(&self) -> Option<HandleHash> {
         proof_of(environment::variable("CSALOCK_HANDLE")?.to_str()?)
     }

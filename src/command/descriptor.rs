@@ -84,7 +84,7 @@ fn request_for_script(context: &Context, taking: &Taking) -> Result<AcquireReque
         Err(error) if error.kind() == ErrorKind::InvalidInput => Caller { command: b"?".to_vec(), ..Caller::default() },
         found => found?.clone(),
     };
-    let handle = context.new_handle()?;
+    let handle = context.host.new_handle()?;
     let mut request = request(context, &taking.waiting, handle, this.id()?, caller.owners, caller.command)?;
     taking.set_terms(&mut request.entry);
     Arc::make_mut(&mut request.entry.owner).session = Some(this.session()?);

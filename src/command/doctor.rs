@@ -92,7 +92,7 @@ fn delivers(context: &Context, engine: &Engine) -> Option<bool> {
     if store.abilities().notifies || !store.abilities().wakes_hosts {
         return Some(true);
     }
-    let channel = context.new_handle().ok()?.proof().channel();
+    let channel = context.host.new_handle().ok()?.proof().channel();
     let mut heard = store.subscribe(CALL, Topic::Channel(&channel, Version::default()))?;
     let set = WriteSet { wake: vec![(channel, None)], ..WriteSet::default() };
     store.commit(CALL, &set).ok()?;

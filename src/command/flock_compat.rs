@@ -180,7 +180,7 @@ impl<'a> FlockCompat<'a> {
         grants: &mut [Grant],
         (at, kind, file): (usize, FileLock, &Path),
     ) -> Result<ControlFlow<Option<Exit>>> {
-        let proof = self.context.new_handle()?.proof();
+        let proof = self.context.host.new_handle()?.proof();
         while let Some((target, engine, holders)) = self.holders_beside(at, grants[at].mode)?
             && !is_file_locked(file, &[kind])
         {

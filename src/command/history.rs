@@ -24,12 +24,7 @@ pub(super) struct Filter(Vec<Vec<u8>>);
 
 pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> {
     environment::history()?;
-    let file = options.names.first().filter(|name| is_path(name.as_bytes()) && !glob::is_pattern(name.as_bytes()));
-    let file = file.map(|name| context.known_target(name)).transpose()?;
-    let location = match file.map(|file| file.location) {
-        Some(location) if !location.is_beside() => location,
-        _ => context.store()?,
-    };
+    let location = location(context, options)?;
     let wanted = Filter::of(context, &options.names)?;
     let engine = context.engine(&location)?;
     // The records are read first: a grant that ends meanwhile is in both lists, never in neither.
@@ -48,11 +43,8 @@ pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> 
             None => found.push(late),
         }
     })?;
-    for past in held {
-        if !found.iter().any(|ended| past.is_same_grant(ended)) {
-            found.push(past);
-        }
-    }
+    held.retain(|past| !found.iter().any(|ended| past.is_same_grant(ended)));
+    found.extend(held);
     let now = context.host.wall();
     let style = output_style(&context.common, options.utc);
     let (begin, end) = period(options, style.zone, now);
@@ -87,6 +79,15 @@ pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> 
     }
     let kind = unreadable.last().map(Error::kind).or(refusals.first().map(|refusal| refusal.kind));
     Ok(kind.map_or(Exit::Done, Exit::from))
+}
+
+/// The store of all names; of a file without a store beside it, that of this user.
+fn location(context: &Context, options: &History) -> Result<Location> {
+    let file = options.names.first().filter(|name| is_path(name.as_bytes()) && !glob::is_pattern(name.as_bytes()));
+    match file.map(|name| context.known_target(name)).transpose()? {
+        Some(target) if !target.location.is_beside() => Ok(target.location),
+        _ => context.store(),
+    }
 }
 
 fn none_shown(options: &History, location: &Location, (begin, end): (u64, u64), zone: Zone) -> String {

@@ -198,7 +198,7 @@ impl ForScript<'_> {
 
     fn request(&self) -> anyhow::Result<(AcquireRequest, Caller)> {
         let this = ThisProcess::default();
-        let (taking, handle) = (self.taking, self.context.new_handle()?);
+        let (taking, handle) = (self.taking, self.context.host.new_handle()?);
         let caller = self.owner(&this)?;
         // A time limit alone ends a lock with --forever and --ttl.
         let is_independent = taking.forever && taking.ttl.is_some();

@@ -37,7 +37,7 @@ pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     if locks.all.is_empty() {
         return Err(command_line.replace_process().into());
     }
-    let handle = context.new_handle()?;
+    let handle = context.host.new_handle()?;
     let flock_compat = FlockCompat::of(context, options, &locks, handle.proof())?;
     // It is never dropped: the kernel closes its descriptors at the end of the process.
     let signals = ManuallyDrop::new(Signals::listen()?);

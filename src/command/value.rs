@@ -147,7 +147,7 @@ fn write(
     };
     let wanted = ValueWrite { terms, bytes, mode };
     // If the lock is busy, this process waits, and acquires the lock for the moment of the write.
-    let (handle, process, command) = (context.new_handle()?, this.id()?, command_of_caller(&this)?);
+    let (handle, process, command) = (context.host.new_handle()?, this.id()?, command_of_caller(&this)?);
     let mut request = request(context, &options.waiting, handle, process, vec![process], command)?;
     request.entry.release_on_exit = true;
     let signals = Signals::listen()?;

@@ -362,7 +362,7 @@ fn go_on(
         command,
         label: None,
     };
-    let applicant = AcquireRequest::for_itself(engine.new_handle()?, party, process);
+    let applicant = AcquireRequest::for_itself(engine.host().new_handle()?, party, process);
     let answer = engine.acquire(&stored, &applicant, &WaitPolicy::NONE, None, &mut |_| None)?;
     let AcquireResult::Granted(grants, _) = answer else {
         assert!(matches!(answer, AcquireResult::Refused(..)), "{name}");

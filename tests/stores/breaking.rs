@@ -82,7 +82,7 @@ fn take(engine: &Engine) -> HandleHash {
         outlives_lock: false,
         session: None,
     };
-    let applicant = AcquireRequest::for_itself(engine.new_handle().unwrap(), party, process);
+    let applicant = AcquireRequest::for_itself(engine.host().new_handle().unwrap(), party, process);
     match engine.acquire(b"x", &applicant, &WaitPolicy::NONE, None, &mut |_| None).unwrap() {
         AcquireResult::Granted(grants, None) => grants[0].proof,
         other => panic!("{other:?}"),

@@ -211,7 +211,7 @@ impl Fixture {
             outlives_lock: false,
             session: None,
         };
-        let mut request = AcquireRequest::for_itself(engine.new_handle().unwrap(), party, process);
+        let mut request = AcquireRequest::for_itself(engine.host().new_handle().unwrap(), party, process);
         request.entry.lifetime = lifetime;
         request
     }

@@ -44,7 +44,7 @@ impl Engine {
         if let [name] = names {
             return Ok(self.apply(name, &Release(of_id()?))?.is_ok());
         }
-        let (proof, process) = (self.new_handle()?.proof(), self.host.this_process()?);
+        let (proof, process) = (self.host.new_handle()?.proof(), self.host.this_process()?);
         let names_of = names.iter().map(|name| name.to_vec()).collect();
         let (key, keep) = (CommitRecord::key(&proof), WriteOptions { durability: Durability::Durable, mode: None });
         let body = lock::encode_auxiliary(&key, &CommitRecord { committed: true, names: names_of });

@@ -46,7 +46,7 @@ use crate::environment::{CurrentDirectory, LEASE};
 use host::{Host, Unix};
 use lock::error::{Error, Result};
 use lock::history::HistoryLimits;
-use lock::{self, Credentials, Handle, HandleHash, Lease, ProcessId, Record, Waiter};
+use lock::{self, Credentials, HandleHash, Lease, ProcessId, Record, Waiter};
 use store::{Call, Location, Store, Version, Versioned};
 
 pub struct Context {
@@ -143,10 +143,6 @@ impl Engine {
 
     pub fn host(&self) -> &dyn Host {
         self.host.as_ref()
-    }
-
-    pub fn new_handle(&self) -> Result<Handle> {
-        Ok(Handle::new(self.host.random()?))
     }
 
     /// Fails if this host cannot be distinguished from other hosts.

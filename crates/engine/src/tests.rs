@@ -30,7 +30,7 @@ pub(super) fn request(engine: &Engine, pid: i32, lifetime: Lifetime) -> AcquireR
         command: Vec::new(),
         label: None,
     };
-    let mut request = AcquireRequest::for_itself(engine.new_handle().unwrap(), owner, process);
+    let mut request = AcquireRequest::for_itself(engine.host().new_handle().unwrap(), owner, process);
     request.entry.lifetime = lifetime;
     request
 }
@@ -181,7 +181,7 @@ fn a_waiter_that_confirmed_and_ended_after_the_read_does_not_count_as_dead() {
     let (_, as_it_was) = engine.read(b"x").unwrap();
     engine.confirm(b"x", &waits).unwrap().unwrap();
     host.set_liveness(3, Liveness::Dead);
-    let stranger = engine.by_proof(engine.new_handle().unwrap().proof()).unwrap();
+    let stranger = engine.by_proof(engine.host().new_handle().unwrap().proof()).unwrap();
     let step = engine.decide(&as_it_was, &Release(stranger), None).unwrap();
     assert!(matches!(step, Transition::Done(Err(ref other)) if !other.holders.is_empty()), "{step:?}");
 }

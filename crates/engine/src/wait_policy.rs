@@ -123,7 +123,7 @@ impl Engine {
                 Err(_) if self.is_interrupted(interrupt) => return Ok(None),
                 Err(error) if error.is_unreached => {
                     let interrupt = interrupt.map(Interrupt::descriptors).transpose()?.unwrap_or_default();
-                    let mut wake_set = self.host.wake_set(&self.new_handle()?.proof(), interrupt)?;
+                    let mut wake_set = self.host.wake_set(&self.host.new_handle()?.proof(), interrupt)?;
                     if self.wait_out_outage(name, error, &mut clock, &mut *wake_set, on_wait)? {
                         return Ok(None);
                     }

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use lock::{DescriptorLock, Grant, HandleHash, Liveness, PidDomain, PidSpace, ProcessId, Result};
+use lock::{DescriptorLock, Grant, Handle, HandleHash, Liveness, PidDomain, PidSpace, ProcessId, Result};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
@@ -98,6 +98,10 @@ pub trait Host: Send + Sync {
     fn remove_old_witnesses(&self, age: Duration);
 
     fn random(&self) -> Result<[u8; 16]>;
+
+    fn new_handle(&self) -> Result<Handle> {
+        Ok(Handle::new(self.random()?))
+    }
 
     /// No other call returns this number, on no host. It may be guessed.
     fn unique_number(&self) -> Result<u64> {

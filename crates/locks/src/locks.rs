@@ -139,7 +139,7 @@ impl Locks {
         let process = host.this_process()?;
         let label = request.label.as_ref().map(String::as_bytes);
         let owner = new_owner(host, vec![process], &command_of(process.pid), label)?;
-        let mut terms = AcquireRequest::for_itself(self.engine.new_handle()?, owner, process);
+        let mut terms = AcquireRequest::for_itself(self.engine.host().new_handle()?, owner, process);
         (terms.entry.mode, terms.entry.slots) = (request.mode, request.slots.and_then(NonZeroU32::new));
         if let Some(ttl) = request.ttl {
             terms.entry.lifetime = Lifetime::Ttl(ttl.as_millis() as u64);

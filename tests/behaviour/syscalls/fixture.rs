@@ -140,7 +140,7 @@ impl Fixture {
     /// In the name of that process.
     fn take(&self, name: &str, owner: ProcessId) -> Handle {
         let host = self.engine.host();
-        let handle = self.engine.new_handle().unwrap();
+        let handle = self.engine.host().new_handle().unwrap();
         let command = b"holder".to_vec();
         let party = Owner {
             domain: host.domain().unwrap(),
