@@ -180,6 +180,8 @@ impl Context {
     /// For a caller that `locks_files` with the kernel, or does so where it could not lock a file otherwise.
     pub(super) fn lock_set_of_files(&self, typed: &[OsString], locks_files: bool) -> Result<LockSet> {
         self.tell_of_files(typed);
+        // This user may read the file, and all callers are on this host. (Some network file systems have flock(2) only there.)
+        let can_be_flocked = |file: &Path| access(file, AccessFlags::R_OK).is_ok() && !is_on_network(file);
         let lock_of = |name: &OsString| self.target_for(name, &|file| locks_files || can_be_flocked(file));
         let targets = typed.iter().map(lock_of).collect::<Result<Vec<_>>>()?;
         for target in &targets {
@@ -329,11 +331,6 @@ impl Context {
         let is_caller = |(at, process): &(usize, ProcessId)| *at < 2 || waiting.contains(process);
         Ok(processes.filter(is_caller).map(|(_, process)| process).collect())
     }
-}
-
-/// This user may read the file, and all callers are on this host. (Some network file systems have flock(2) only there.)
-fn can_be_flocked(path: &Path) -> bool {
-    access(path, AccessFlags::R_OK).is_ok() && !is_on_network(path)
 }
 
 /// `text` is a handle, or `@FILE`, which ps(1) does not show to other users.

@@ -23,6 +23,7 @@ use host::Host;
 use lock::error::Result;
 use lock::history::HistoryLimits;
 use lock::{Lease, LeaseClock};
+use net::check_mode;
 use store::{Call, CommitResult, Version, Write, WriteSet};
 
 /// Maximum number of leases that one transaction compares, or puts keys for.
@@ -91,7 +92,7 @@ impl Etcd {
     /// Comparison and step of a change; `None` if its record cannot have the expected version.
     fn step(&self, change: &Write<'_>) -> Result<Option<(Value, Value)>> {
         let hint = "let only a role of etcd read that prefix (etcdctl role grant-permission)";
-        change.check_mode("etcd", &self.url(), hint)?;
+        check_mode(change, "etcd", &self.url(), hint)?;
         let revision = match change.expect {
             None => 0,
             Some(Version { number, mark: 0 }) if number > 0 && number <= i64::MAX as u64 => number,

@@ -64,8 +64,7 @@ use self::leases::KnownLeases;
 use host::Host;
 use lock::error::Result;
 use lock::name::escape;
-use net::{CallError, NetError, host_and_port};
-use store::write_set::Absences;
+use net::{Absences, CallError, NetError, host_and_port};
 use store::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, ServerUrl, Store, Subscription, Topic, Upkeep, Variables,
     Version, Versioned, Visit, WriteSet,

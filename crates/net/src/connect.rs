@@ -21,7 +21,7 @@ use rustls::{ClientConfig, ClientConnection, ConfigBuilder, RootCertStore, Suppo
 use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
-use crate::{NetError, host_and_port};
+use crate::{NetError, host_and_port, until_signal_check};
 use host::{Host, addresses_of};
 use lock::error::{self, Error, ErrorKind, errno_of};
 use lock::name::escape_path;
@@ -209,7 +209,7 @@ impl CallDeadline {
         let until = self.host.boottime().saturating_add(at_most.min(self.left()));
         loop {
             let left = until.saturating_sub(self.host.boottime());
-            let pause = guarded(&self.call).until_signal_check(left);
+            let pause = until_signal_check(*guarded(&self.call), left);
             match poll(what, flags, pause) {
                 Ok(true) => return Ok(()),
                 Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),

@@ -9,6 +9,7 @@ use super::errors::{is_conflict, is_missing};
 use super::session::array;
 use super::{Postgres, number};
 use lock::error::Result;
+use net::check_mode;
 use store::{Call, CommitResult, Store, Version, WriteSet};
 
 const COMMIT: &str = "SELECT * FROM $.change($1, $2, $3, $4, $5)";
@@ -38,7 +39,7 @@ impl Postgres {
         let (mut expect, mut guard) = (None, None);
         if let Some(change) = &set.change {
             let hint = "grant SELECT on that schema only to roles that may read them";
-            change.check_mode("a table", &self.place, hint)?;
+            check_mode(change, "a table", &self.place, hint)?;
             (expect, guard) = match change.expect {
                 Some(Version { number, mark: 0 }) if number > 0 && number <= i64::MAX as u64 => {
                     (Some(Some(number as i64)), Some(0))

@@ -63,9 +63,8 @@ use lock::error::{Error, Result};
 use lock::name::escape;
 use lock::text::unescape;
 use lock::{Lease, Sighting};
-use net::{Calls, Connector, host_and_port};
+use net::{Absences, Calls, Connector, host_and_port};
 use store::leases::{Seen, lend_shared, remaining_shared};
-use store::write_set::Absences;
 use store::{
     Abilities, Call, CommitResult, Finding, Leases, Scope, ServerUrl, Store, Subscription, Topic, Upkeep, Variables,
     Version, Versioned, Visit, WriteSet, guarded,

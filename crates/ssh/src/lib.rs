@@ -1,6 +1,6 @@
 //! ssh store: a directory on another host, which `csalock serve` there reads and writes for us.
 //!
-//! **Server.** ssh(1) starts one server process for each connection ([`serve`]). It carries out the calls of the store
+//! **Server.** ssh(1) starts one server process for each connection ([`serve_at`]). It carries out the calls of the store
 //! trait on a [`directory::Directory`], in the order in which they arrive, and nothing else. So everything that makes a
 //! directory correct makes this store correct, and processes of that host may use the directory at the same time: the
 //! set-user-ID bit of the directory tells them that other hosts share it.
@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use self::client::{Slot, Subscribed};
-pub use self::serve::serve;
+pub use self::serve::serve_at;
 use self::wire::{Change, Commit, Reply, WireRequest};
 use directory::layout::file_name;
 use host::{Host, server_time};

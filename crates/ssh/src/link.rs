@@ -21,7 +21,7 @@ use super::wire::{Greeting, Lines, Reply, VERSION, WireRequest, line};
 use host::Host;
 use host::signals;
 use lock::HandleHash;
-use net::{CallError, NetError};
+use net::{CallError, NetError, until_signal_check};
 use store::Call;
 
 /// Maximum number of bytes of ssh's messages that are read.
@@ -194,7 +194,7 @@ impl Link {
         let mut polled = vec![PollFd::new(self.socket.as_fd(), what)];
         polled.extend(stderr.map(|stderr| PollFd::new(stderr, PollFlags::POLLIN)));
         // The caller tries again, also after a signal that does not end its call.
-        let is_ready = ppoll(&mut polled, Some(TimeSpec::from_duration(call.until_signal_check(left))), None) != Ok(0);
+        let is_ready = ppoll(&mut polled, Some(TimeSpec::from_duration(until_signal_check(call, left))), None) != Ok(0);
         drop(polled);
         self.read_stderr();
         match () {

@@ -1,8 +1,12 @@
 //! The server: one process for each connection, which carries out the calls of the store trait. It trusts no length, no
 //! channel and no number in a request, and never runs a command.
 
+use std::fs::{Permissions, set_permissions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -10,11 +14,14 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::link::MOST_SUBSCRIPTIONS;
 use super::wire::{Change, Commit, Greeting, Lines, Reply, VERSION, WireRequest, line};
+use directory::{Directory, MARK};
 use host::{Host, WakeAddress, WakeSocket};
-use lock::error::{Error, ErrorKind, Result};
+use lock::error::{Error, ErrorKind, Result, errno_of};
+use lock::name::escape_path;
 use lock::{Handle, HandleHash, Lease};
 use store::{
-    Call, CommitResult, LinesOfHistory, Store, Subscription, Topic, Version, Write as Writing, WriteOptions, WriteSet,
+    Call, CommitResult, Layout, LinesOfHistory, Location, Store, Subscription, Topic, Version, Write as Writing,
+    WriteOptions, WriteSet,
 };
 
 /// Maximum time to wait for the end of an earlier server process.
@@ -23,8 +30,55 @@ const TO_END: Duration = Duration::from_secs(8);
 /// Pause between checks that an earlier server process has ended.
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// Time for processes of this host that opened the store before its mark to make their call.
+const TO_NOTICE: Duration = Duration::from_secs(1);
+
+/// Serves the directory at this location. Marks it for other hosts first, unless `is_used` says that processes hold or want
+/// a lock there.
+pub fn serve_at(location: &Location, is_used: &dyn Fn() -> Result<bool>, host: Arc<dyn Host>) -> Result<()> {
+    serve(open(location, is_used, &host), host.as_ref())
+}
+
+/// Opens the directory. Marks it if it does not have the mark yet.
+fn open(location: &Location, is_used: &dyn Fn() -> Result<bool>, host: &Arc<dyn Host>) -> Result<Box<dyn Store>> {
+    let Location::Directory { path, layout: Layout::Own, shared } = location else {
+        return Err(Error::invalid("serve: the store is not a directory of records", "use dir:PATH"));
+    };
+    // Other processes of this host give the option, too.
+    if !shared {
+        mark(path, is_used, host.as_ref())?;
+    }
+    Ok(Box::new(Directory::open_as(path, Layout::Served, *shared, host.clone())?))
+}
+
+/// Marks the directory, if it exists; otherwise the first commit creates it with the mark.
+fn mark(path: &Path, is_used: &dyn Fn() -> Result<bool>, host: &dyn Host) -> Result<()> {
+    let failed = |doing| move |error: io::Error| Error::os(errno_of(error), doing, path);
+    let mode = match path.metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found.map_err(failed("open the store"))?.permissions().mode(),
+    };
+    if mode & MARK != 0 {
+        return Ok(());
+    }
+    // Processes that hold or want a lock now take other hosts for dead processes of this one.
+    if is_used()? {
+        let what = format!(
+            "{} has locks that are held or waited for, by processes that know this host only",
+            escape_path(path)
+        );
+        return Err(Error::new(ErrorKind::Busy, what, "try again when no lock is held there"));
+    }
+    set_permissions(path, Permissions::from_mode(mode & 0o7777 | MARK)).map_err(|error| {
+        let error = failed("mark the store")(error);
+        Error::new(error.kind(), error.message(), "its owner marks it for other hosts: chmod u+s on the directory")
+    })?;
+    host.sleep(TO_NOTICE);
+    Ok(())
+}
+
 /// Fails if the client breaks the protocol, or with the error of the store, which the client reads, too.
-pub fn serve(store: Result<Box<dyn Store>>, host: &dyn Host) -> Result<()> {
+fn serve(store: Result<Box<dyn Store>>, host: &dyn Host) -> Result<()> {
     let session = Handle::new(host.random()?).proof();
     let no_socket = || Error::new(ErrorKind::System, "cannot listen on a unix socket", "raise ulimit -n");
     let bell = WakeSocket::new(WakeAddress::Supervisor(&session)).ok_or_else(no_socket)?;

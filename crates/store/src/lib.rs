@@ -98,9 +98,6 @@ impl Swept {
     }
 }
 
-/// Maximum time after a signal until a call notices it.
-const SIGNAL_CHECK: Duration = Duration::from_millis(100);
-
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Call {
     /// Deadline on CLOCK_BOOTTIME, which the call may exceed by less than a second; `None` means the default of the store.
@@ -128,11 +125,6 @@ impl Call {
 
     pub fn is_interrupted(self, host: &dyn Host) -> bool {
         self.interruptible && host.is_interrupted()
-    }
-
-    /// The part of the time `left` after which the call checks for a signal.
-    pub fn until_signal_check(self, left: Duration) -> Duration {
-        if self.interruptible { left.min(SIGNAL_CHECK) } else { left }
     }
 }
 

@@ -1,15 +1,13 @@
-//! Commits: what they write, under which conditions and with which effects; and the reads that creations rely on.
+//! Commits: what they write, under which conditions and with which effects.
 
 use std::cell::LazyCell;
-use std::collections::BTreeMap;
 use std::ops::Deref;
-use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Call, Leases, Version, Versioned, guarded};
+use super::{Call, Leases, Version, Versioned};
 use lock::history::HistoryLimits;
-use lock::{Error, ErrorKind, Lease, Result};
+use lock::{Lease, Result};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitResult {
@@ -78,22 +76,6 @@ pub struct WriteSet<'a> {
 /// Lines of history that are made when a store asks for them, which some stores do after the change.
 pub struct LinesOfHistory<'a>(LazyCell<Vec<String>, Box<dyn FnOnce() -> Vec<String> + 'a>>);
 
-impl Write<'_> {
-    /// Refuses a mode that lets fewer users read the record than may read a store without modes.
-    pub fn check_mode(&self, kind: &str, place: &str, hint: &str) -> Result<()> {
-        match self.options.mode {
-            // A removal makes no bytes readable.
-            Some(mode) if self.body.is_some() && mode & 0o044 != 0o044 => {
-                let what = format!(
-                    "{kind} has no modes, so every user who may read {place} could read bytes that need mode {mode:04o}"
-                );
-                Err(Error::new(ErrorKind::Denied, what, format!("leave the mode out, and {hint}")))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
 impl<'a> LinesOfHistory<'a> {
     pub fn new(make: impl FnOnce() -> Vec<String> + 'a) -> LinesOfHistory<'a> {
         LinesOfHistory(LazyCell::new(Box::new(make)))
@@ -140,52 +122,5 @@ impl<'a> WriteSet<'a> {
 impl<'a> From<Write<'a>> for WriteSet<'a> {
     fn from(change: Write<'a>) -> WriteSet<'a> {
         WriteSet { change: Some(change), ..WriteSet::default() }
-    }
-}
-
-/// Maximum number of names that are remembered. For the others, the commit reads again.
-const MOST_NAMES: usize = 64;
-
-/// Revisions at which this process found no record under a name.
-///
-/// A transaction that creates a record compares that its creation guard has not changed since that read. The read that
-/// led to the transaction therefore is enough, and the guard itself is never read.
-#[derive(Debug, Default)]
-pub struct Absences(Mutex<BTreeMap<Vec<u8>, u64>>);
-
-impl Absences {
-    /// Records the result of a read: the revision at which the name had no record, or `None` if it has one.
-    pub fn note(&self, name: &[u8], absent_at: Option<u64>) {
-        let mut all = guarded(&self.0);
-        all.remove(name);
-        if all.len() >= MOST_NAMES {
-            all.clear();
-        }
-        all.extend(absent_at.map(|revision| (name.to_vec(), revision)));
-    }
-
-    /// Revision at which the last read found no record. The next commit needs another read.
-    pub fn take(&self, name: &[u8]) -> Option<u64> {
-        guarded(&self.0).remove(name)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_absence_counts_for_one_commit_after_the_last_read() {
-        let absences = Absences::default();
-        absences.note(b"a", Some(1));
-        absences.note(b"b", Some(2));
-        absences.note(b"a", Some(3));
-        assert_eq!((absences.take(b"a"), absences.take(b"a"), absences.take(b"b")), (Some(3), None, Some(2)));
-        absences.note(b"a", Some(4));
-        absences.note(b"a", None);
-        assert_eq!(absences.take(b"a"), None);
-        (0..1000).for_each(|number| absences.note(format!("{number}").as_bytes(), Some(number)));
-        assert_eq!((absences.take(b"0"), absences.take(b"999")), (None, Some(999)));
-        assert!(guarded(&absences.0).len() <= MOST_NAMES);
     }
 }
