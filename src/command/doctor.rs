@@ -275,10 +275,8 @@ fn clock(location: &Location, engine: &Engine) -> Result<Option<Finding>> {
         let found = format!("the store's clock is {} {order} this host's", span(apart));
         Finding::doubtful("clock", found, "set both clocks by NTP; no lease ends by them, but jobs and people use them")
     } else {
-        Finding::good(
-            "clock",
-            format!("it differs from this host's by less than {}; no lease ends by either", span(FAR)),
-        )
+        let found = format!("it differs from this host's by less than {}; no lease ends by either", span(FAR));
+        Finding::good("clock", found)
     }))
 }
 

@@ -96,11 +96,8 @@ fn write_file(path: &OsStr, bytes: &[u8], pid: i32) -> Result<()> {
             }
             _ => {
                 let what = format!("cannot write {shown}: {}", describe(&error));
-                Error::new(
-                    ErrorKind::CannotCreate,
-                    what,
-                    "name a file in a directory that exists and that you may write",
-                )
+                let hint = "name a file in a directory that exists and that you may write";
+                Error::new(ErrorKind::CannotCreate, what, hint)
             }
         }
     })

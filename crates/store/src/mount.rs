@@ -113,22 +113,25 @@ impl Mount {
     pub(crate) fn findings(&self) -> Vec<Finding> {
         let shown = |text: &str| lock::name::escape(text.as_bytes());
         let found = format!("{} {} on {}", self.kind, shown(&self.source), shown(&self.point));
+        let kind = self.kind.as_str();
+        let is_untested = kind.starts_with("fuse")
+            || ["cifs", "smb3", "9p", "afs", "coda", "vboxsf", "lustre", "ceph", "gfs2", "ocfs2"].contains(&kind);
         let first = if self.has("ro") {
             let cure = "mount it with rw, or name another store with --store";
             Finding::bad("mount", format!("{found}: read-only"), cure)
-        } else if self.is_untested() {
+        } else if is_untested {
             let cure =
                 "csalock was tested on local disks and on NFS; let two hosts contend for a lock before you rely on it";
             Finding::doubtful("mount", found, cure)
         } else {
-            let remark = match self.kind.as_str() {
+            let remark = match kind {
                 "tmpfs" | "ramfs" => "; it is in memory, so values and claims end with the boot",
                 "overlay" => "; other containers have another one",
                 _ => "",
             };
             Finding::good("mount", found + remark)
         };
-        let is_nfs = matches!(self.kind.as_str(), "nfs" | "nfs4");
+        let is_nfs = matches!(kind, "nfs" | "nfs4");
         let doubts = DOUBTS.iter().filter(|_| is_nfs).filter_map(|(options, what, cure)| {
             let option = options.iter().find(|option| self.has(option))?;
             Some(Finding::doubtful("option", format!("{option}: {what}"), *cure))
@@ -138,12 +141,6 @@ impl Mount {
 
     fn has(&self, option: &str) -> bool {
         self.options.iter().any(|known| known == option)
-    }
-
-    fn is_untested(&self) -> bool {
-        let kind = self.kind.as_str();
-        kind.starts_with("fuse")
-            || ["cifs", "smb3", "9p", "afs", "coda", "vboxsf", "lustre", "ceph", "gfs2", "ocfs2"].contains(&kind)
     }
 }
 
