@@ -57,9 +57,12 @@ pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
     };
     let breaker = if options.force { breaker(context, &this) } else { None };
     // The process ends soon, and the kernel closes its descriptors.
-    let mut opened = ManuallyDrop::new(None);
+    let mut opened: ManuallyDrop<Option<(Location, Engine)>> = ManuallyDrop::new(None);
     for (target, why) in &targets {
-        let engine = engine_of(context, &target.location, &mut opened)?;
+        // Only the engine of the last location stays open.
+        let known = opened.take_if(|(known, _)| *known == target.location);
+        let engine = known.map_or_else(|| context.engine(&target.location), |(_, engine)| Ok(engine))?;
+        let engine = &opened.insert((target.location.clone(), engine)).1;
         let (name, by) = (escape(&target.display_name), breaker.as_ref());
         let call = Call { context, options, by, engine, target, why, name, reporter: Reporter::new(engine) };
         let response = if options.end {
@@ -93,17 +96,6 @@ pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
         }
     }
     results.print()
-}
-
-/// Only the engine of the last location stays open.
-fn engine_of<'a>(
-    context: &Context,
-    location: &Location,
-    opened: &'a mut Option<(Location, Engine)>,
-) -> Result<&'a Engine> {
-    let known = opened.take_if(|(known, _)| known == location);
-    let engine = known.map_or_else(|| context.engine(location), |(_, engine)| Ok(engine))?;
-    Ok(&opened.insert((location.clone(), engine)).1)
 }
 
 /// Rejects what clap cannot: what --force would break without a question, and several names of one token.
