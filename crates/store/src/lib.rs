@@ -17,7 +17,7 @@ pub mod leases;
 mod memory;
 pub mod mount;
 mod url;
-pub mod write_set;
+mod write_set;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
