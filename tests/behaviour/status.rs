@@ -341,10 +341,10 @@ on_every_store_of_files! {
                 let done = call(directory).capture();
                 assert_eq!((done.code, table(sandbox, &done.stdout)), (Some(0), rows.clone()), "{directory} {store:?}");
             }
-            sandbox.csalock(["unlock", "--force", "below/c"]).env("CSALOCK_STORE", store.as_deref().unwrap_or("")).capture();
-            call("below/").status(81).stderr(empty).run();
+            sandbox.csalock(["unlock", "--force", "./below/c"]).env("CSALOCK_STORE", store.as_deref().unwrap_or("")).capture();
+            call("./below/").status(81).stderr(empty).run();
         }
-        let done = sandbox.csalock(["status", "none/"]).status(69);
+        let done = sandbox.csalock(["status", "./none/"]).status(69);
         done.stderr("csalock: cannot find SANDBOX/files/none/: No such file or directory; name a directory that exists\n").run();
     }
 }
