@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use nix::sys::statfs::{Statfs, statfs};
 use nix::unistd::{AccessFlags, access};
 
 use crate::cli::{Common, Taking, Waiting};
@@ -20,12 +19,10 @@ use crate::terminal;
 pub(super) use engine::LockRef;
 use engine::environment;
 use engine::{self, Engine, LockSet, LockStatus, WaitPolicy};
-use host::signals;
-use host::{ThisProcess, new_owner};
-use lock::error::{Error, ErrorKind, Result};
+use host::{ThisProcess, new_owner, signals};
 use lock::name::{self, escape};
-use lock::{Credentials, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId};
-use store::{Call, Location, mount, refuse_file_mounted_alone};
+use lock::{Credentials, Error, ErrorKind, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId, Result};
+use store::{Call, Location, is_on_network, refuse_file_mounted_alone};
 
 /// Maximum number of bytes that are read from the file of a handle.
 const MOST_HANDLE: u64 = 4096;
@@ -113,7 +110,7 @@ impl Context {
         let beside = Location::beside(file.parent().unwrap_or(Path::new("/")));
         let (location, name) = match chosen {
             Some(location) if location != beside => (location, display_name.clone()),
-            None if !may_write_beside(&beside) && locks_file(&file) => {
+            None if !beside.path().is_none_or(environment::may_write) && locks_file(&file) => {
                 (environment::writable_store(true)?, display_name.clone())
             }
             _ => {
@@ -128,7 +125,7 @@ impl Context {
     /// without the right to write beside the file.
     pub(super) fn known_target(&self, typed: &OsStr) -> Result<LockRef> {
         let target = self.target(typed)?;
-        if !target.location.is_beside() || may_write_beside(&target.location) {
+        if !target.location.is_beside() || target.location.path().is_none_or(environment::may_write) {
             return Ok(target);
         }
         let Ok(location) = environment::writable_store(false) else { return Ok(target) };
@@ -246,12 +243,6 @@ impl Context {
         Ok(holders.any(|((grant, holds), owner)| holds.holds() && is_around(grant, owner) && fits(grant)))
     }
 
-    /// The record of this very name has a holder.
-    pub(super) fn is_literally_held(&self, typed: &OsStr) -> Result<bool> {
-        let target = self.target(typed)?;
-        Ok(!self.engine(&target.location)?.record(&target.name)?.holders.is_empty())
-    }
-
     /// Visits all locks of a store. Tells people of the records that cannot be read, and returns their errors.
     pub(super) fn each_readable(&self, engine: &Engine, visit: &mut dyn FnMut(LockStatus)) -> Result<Vec<Error>> {
         let mut unreadable = Vec::new();
@@ -326,12 +317,6 @@ impl Context {
         proof_of(environment::variable("CSALOCK_HANDLE")?.to_str()?)
     }
 
-    /// A handle that `run` has set comes with the name of its lock; it says nothing about other names, and the record knows
-    /// how its grant has ended.
-    pub(super) fn presents_handle_from_env(&self) -> bool {
-        self.handle_from_env().is_some() && environment::variable("CSALOCK_NAME").is_none()
-    }
-
     /// Handle hashes of all grants that we run under, the innermost first.
     pub(super) fn enclosing_grants(&self) -> Vec<HandleHash> {
         let Some(innermost) = self.handle_from_env() else { return Vec::new() };
@@ -352,12 +337,7 @@ impl Context {
 
 /// This user may read the file, and all callers are on this host. (Some network file systems have flock(2) only there.)
 fn can_be_flocked(path: &Path) -> bool {
-    let is_local = |found: Statfs| mount::network(found.filesystem_type()).is_none();
-    access(path, AccessFlags::R_OK).is_ok() && statfs(path).is_ok_and(is_local)
-}
-
-fn may_write_beside(beside: &Location) -> bool {
-    beside.path().is_none_or(environment::may_write)
+    access(path, AccessFlags::R_OK).is_ok() && !is_on_network(path)
 }
 
 /// `text` is a handle, or `@FILE`, which ps(1) does not show to other users.
