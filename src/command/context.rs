@@ -180,7 +180,7 @@ impl Context {
     /// For a caller that `locks_files` with the kernel, or does so where it could not lock a file otherwise.
     pub(super) fn lock_set_of_files(&self, typed: &[OsString], locks_files: bool) -> Result<LockSet> {
         self.tell_of_files(typed);
-        // This user may read the file, and all callers are on this host. (Some network file systems have flock(2) only there.)
+        // This user may read the file, and all callers are on this host: some network file systems lock only there.
         let can_be_flocked = |file: &Path| access(file, AccessFlags::R_OK).is_ok() && !is_on_network(file);
         let lock_of = |name: &OsString| self.target_for(name, &|file| locks_files || can_be_flocked(file));
         let targets = typed.iter().map(lock_of).collect::<Result<Vec<_>>>()?;

@@ -1,4 +1,4 @@
-//! What the stores on servers have in common in a commit: the reads that creations rely on, and modes that they lack.
+//! Parts of a commit that the stores on servers share: the reads that creations rely on, and modes that they lack.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
