@@ -21,12 +21,12 @@ use crate::cli::Taking;
 use crate::exit::Exit;
 use crate::report::Reporter;
 use crate::run::flock::{Flock, FlockWait, Flocked, inherited, is_still};
-use engine::{AcquireRequest, AcquireResult, OpenLockSet, RETRY_INTERVAL};
+use engine::{AcquireRequest, AcquireResult, OpenLockSet, RETRY_INTERVAL, WaitPolicy};
 use host::signals::Signals;
 use host::{Caller, FileLock, ThisProcess, descriptor_lock};
 use lock::error::{Error, ErrorKind, Result, errno_of};
 use lock::name::{escape, escape_path};
-use lock::{Credentials, Grant, Lifetime, Mode, Phase, Release};
+use lock::{Credentials, DescriptorLock, Grant, Lifetime, Mode, Phase, Release};
 use store::{Scope, is_on_network};
 
 pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::Result<Exit> {
@@ -34,15 +34,15 @@ pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::R
         return Err(Error::invalid("--fd has no handle to print", "leave --json out").into());
     }
     let file = inherited(number)?;
-    match descriptor_lock(number) {
-        Some((_, is_exclusive)) if is_exclusive == (taking.mode() == Mode::Exclusive) => return Ok(Exit::Done),
-        // flock(2) converts a lock in these two steps, too.
-        Some(_) => _ = unlock(context, number)?,
-        None => {}
-    }
+    let is_alike = |is_exclusive| is_exclusive == (taking.mode() == Mode::Exclusive);
+    let held = descriptor_lock(number).filter(|(_, is_exclusive)| is_alike(*is_exclusive)).map(|(lock, _)| lock);
     let Some(path) = path_of(number, &file) else {
         return lock_unrecorded(context, taking, &file, context.host.boottime());
     };
+    if held.is_none() {
+        // flock(2) converts a lock in these two steps, too.
+        unlock(context, number)?;
+    }
     // It is never dropped: the kernel closes its descriptors at the end of the process.
     let signals = ManuallyDrop::new(Signals::listen()?);
     let targets = context.lock_set_of_files(&[OsString::from(&path)], true)?;
@@ -54,10 +54,27 @@ pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::R
             Error::invalid(what, "lock the path without --fd, or name a store of this host with --store").into()
         );
     }
+    if let Some(lock) = &held
+        && is_recorded(&opened, lock)?
+    {
+        return Ok(Exit::Done);
+    }
     let acquisition =
         Acquisition { locks_file: true, ..Acquisition::new(context, &taking.waiting, &signals, opened.lease()) };
     let request = request_for_script(context, taking)?;
-    let mut grants = match acquisition.acquire(&opened, &request)? {
+    let acquired = match held {
+        // Without a record the lock is that of flock(1), or of a csalock that was killed. It stays, unless the script must
+        // wait for the record: a caller that has this may wait for the file.
+        Some(_) => match (Acquisition { policy: WaitPolicy::NONE, ..acquisition }).acquire(&opened, &request)? {
+            AcquireResult::Refused(..) if !acquisition.policy.is_none() => {
+                unlock(context, number)?;
+                acquisition.acquire(&opened, &request)?
+            }
+            acquired => acquired,
+        },
+        None => acquisition.acquire(&opened, &request)?,
+    };
+    let mut grants = match acquired {
         AcquireResult::Granted(grants, _) => grants,
         ended => return acquisition.end(&opened, &ended),
     };
@@ -69,12 +86,20 @@ pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::R
         Err(error) => Err(error),
     };
     if !matches!(done, Ok(None)) {
-        let unlocked = fs2::FileExt::unlock(&file);
+        // What failed before says more than a failure of this.
+        let _ = fs2::FileExt::unlock(&file);
         opened.release_all(request.handle.proof())?;
-        unlocked.map_err(|error| Error::os(errno_of(error), "unlock", &path))?;
     }
     report_taken(&context.common, &opened, &grants, None, Some(&request.entry.owner));
     Ok(done?.unwrap_or(Exit::Done))
+}
+
+/// The record says that a descriptor has this lock.
+fn is_recorded(opened: &OpenLockSet<'_>, lock: &DescriptorLock) -> Result<bool> {
+    let record = opened.engine(0).record(&opened.target(0).name)?;
+    // Outside of the first pid namespace the kernel does not name the process that took the lock.
+    let is_it = |known: &DescriptorLock| known.place == lock.place && [known.taker, 0].contains(&lock.taker);
+    Ok(record.holders.iter().any(|grant| matches!(&grant.lifetime, Lifetime::Descriptor(known) if is_it(known))))
 }
 
 /// The calling script is named as the holder, but the lock depends on no process.

@@ -158,6 +158,11 @@ impl ForScript<'_> {
             Ok(AcquireResult::Granted(grants, evicted)) => (grants, evicted),
             // A commit that failed may have happened all the same. A provisional grant ends with this process.
             Err(error) if !is_provisional => return Err(self.released(&opened, &request, error.into())),
+            // A script that has ended reads no message.
+            Ok(AcquireResult::Interrupted) if self.pid.is_some() && !signals::is_pending() => {
+                let what = format!("lock {}: the process that was to own it has ended", self.targets.shown_names());
+                return Err(Error::invalid(what, "nothing was acquired; name a running process with --pid").into());
+            }
             ended => return acquisition.end(&opened, &ended?),
         };
         let evicted = evicted.as_ref();

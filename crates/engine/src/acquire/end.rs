@@ -7,7 +7,7 @@ use crate::Engine;
 use crate::facts::Witnessed;
 use crate::history::Remark;
 use host::end_abandoned;
-use lock::{Cancel, Cycle, Error, ErrorKind, Grant, Lifetime, Record, Refusal, Result};
+use lock::{Cancel, Cycle, Grant, Lifetime, Record, Refusal, Result};
 use store::{Call, WriteSet};
 
 impl Engine {
@@ -147,13 +147,6 @@ impl AcquireAttempt<'_> {
             }
         }
         engine.apply(self.name, &ask)
-    }
-
-    /// Leaves the queue after the end of the script that called this process, or of the process of `--pid`.
-    pub(super) fn end_without_owner(&mut self) -> Result<Option<AcquireResult>> {
-        self.interrupted();
-        let what = format!("lock {}: the process that was to own it has ended", self.engine.shell_arg(self.name));
-        Err(Error::new(ErrorKind::InvalidInput, what, "nothing was acquired; name a running process with --pid"))
     }
 
     /// Gives up because of the interrupt. Entries that cannot be removed immediately end on their own.

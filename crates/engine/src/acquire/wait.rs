@@ -109,7 +109,7 @@ impl<'a> AcquireAttempt<'a> {
         let visible = processes.iter().filter(|(domain, _)| here.shares_pids_with(domain));
         let mut watched: Vec<Watched> = visible.map(|process| watched(record, process)).collect();
         match self.living_owners() {
-            Some(owners) if owners.is_empty() => return self.end_without_owner(),
+            Some(owners) if owners.is_empty() => return Ok(Some(self.interrupted())),
             owners => watched.extend(owners.into_iter().flatten()),
         }
         // A process in another network namespace can wake this waiter only through the store.
