@@ -118,7 +118,7 @@ impl Context {
                 (beside, file.file_name().unwrap_or(OsStr::new("/")).as_bytes().to_vec())
             }
         };
-        Ok(LockRef { location, name, display_name, shell_arg })
+        Ok(LockRef { location, name, display_name, shell_arg, is_file: true })
     }
 
     /// Like [`Context::target`], but for a command that only looks or releases: the lock may be one that this user took
@@ -143,7 +143,7 @@ impl Context {
         let path = Path::new(OsStr::from_bytes(&target.display_name));
         let is_chosen =
             || self.chosen_store(self.common.store.as_ref(), environment::store_of_file(&target.display_name));
-        if target.location.is_beside() || !path.is_absolute() || is_chosen()?.is_some() {
+        if !target.is_file || target.location.is_beside() || is_chosen()?.is_some() {
             return Ok(None);
         }
         let location = Location::beside(path.parent().unwrap_or(Path::new("/")));
@@ -273,7 +273,7 @@ impl Context {
         let directory = target.display_name.strip_suffix(target.name.as_slice())?;
         let display_name = [directory, &name].concat();
         let shell_arg = shell_arg(&self.common, &display_name);
-        Some(LockRef { location: target.location.clone(), name, display_name, shell_arg })
+        Some(LockRef { name, display_name, shell_arg, ..target.clone() })
     }
 
     /// The owner's command has no arguments if this call or the environment asks for that.

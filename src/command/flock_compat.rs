@@ -30,7 +30,7 @@ use crate::run::flock::{Flock, FlockWait, Flocked};
 use engine::lease_schedule::{renewal_pause, retry_pause};
 use engine::{Engine, LockSet, OpenLockSet};
 use host::{FileLock, WakeReason, WakeSocket, command_of, file_locks, is_file_locked};
-use lock::name::{escape, escape_path, is_path, shell_quote};
+use lock::name::{escape, escape_path, shell_quote};
 use lock::{Error, ErrorKind, Grant, HandleHash, Mode, Refusal, RenewGrant, Result};
 
 /// Pause between two looks at a lock beside the file whose holder does not wake this caller.
@@ -64,10 +64,10 @@ impl<'a> FlockCompat<'a> {
         let given = [(options.flock || is_needed, FileLock::Flock), (options.fcntl, FileLock::Fcntl)];
         let kinds: Vec<FileLock> = given.into_iter().filter_map(|(given, kind)| given.then_some(kind)).collect();
         let Some(first) = kinds.first() else { return Ok(None) };
-        let names = targets.all.iter().map(|target| &target.display_name).enumerate();
-        let paths = names.filter(|(at, name)| is_path(name) && (is_asked || beside[*at].is_some()));
-        let mut files: Vec<(PathBuf, usize)> =
-            paths.map(|(at, path)| (PathBuf::from(OsStr::from_bytes(path)), at)).collect();
+        let locked = targets.all.iter().enumerate();
+        let locked = locked.filter(|(at, target)| target.is_file && (is_asked || beside[*at].is_some()));
+        let path = |target: &LockRef| PathBuf::from(OsStr::from_bytes(&target.display_name));
+        let mut files: Vec<(PathBuf, usize)> = locked.map(|(at, target)| (path(target), at)).collect();
         // All callers use one order, so that two of them with other names in common never wait for each other.
         files.sort();
         if files.is_empty() {

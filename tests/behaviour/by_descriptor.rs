@@ -4,7 +4,7 @@
 
 use nix::sys::signal::Signal;
 
-use crate::sandbox::{FIRST_PIDS, Job, Sandbox, csalock, has, proc, shells, wait_until};
+use crate::sandbox::{FIRST_PIDS, Job, Sandbox, csalock, has, has_namespaces, proc, shells, wait_until};
 
 /// `look` tells whether flock(1) and two kinds of csalock get the file at once, and `await_free` waits until they do.
 const PRELUDE: &str = "\
@@ -227,6 +227,34 @@ on_every_store_of_files! {
         drop(holder);
         next.wait().is(0, "in\n", "");
         inside("bash", "exec 9> f; csalock lock -n --fd 9; exec 9>&-; csalock lock -n ./f").run();
+    }
+
+    fn a_lock_of_flock_gets_a_record_and_an_unrecorded_one_is_not_taken_for_it(sandbox: &Sandbox) {
+        require!(has("flock"));
+        link_real_flock(sandbox);
+        let script = "exec 9> f; real_flock 9; csalock lock -n --fd 9 && echo in; real_flock -n f true; echo $?; read line";
+        let mut holder = sandbox.script("bash", script).spawn();
+        assert_eq!(holder.lines(2), ["in", "1"]);
+        sandbox.csalock(["run", "-nq", "./f", "true"]).status(75).run();
+        holder.release();
+        holder.wait().exits(1);
+        // Another caller has the record meanwhile.
+        let mut other = sandbox.holder("./f");
+        let script = "exec 9> f; real_flock 9; csalock lock -nq --fd 9; echo $?; csalock lock -w inf --fd 9; echo $?";
+        let mut waiter = sandbox.script("bash", script).spawn();
+        assert_eq!(waiter.lines(1), ["75"]);
+        wait_until("it waits", || waiting(sandbox) == 1);
+        other.release();
+        assert_eq!(waiter.lines(2)[1], "0");
+    }
+
+    fn a_list_of_locks_that_is_hidden_does_not_free_a_descriptor(sandbox: &Sandbox) {
+        require!(has_namespaces("mounts"));
+        let holder = holder(sandbox, "");
+        let hidden = "mount --bind /dev/null /proc/locks && csalock run -nq ./f true; echo $?";
+        sandbox.call("unshare", ["-m", "dash", "-c", hidden]).stdout("75\n").run();
+        drop(holder);
+        sandbox.call("unshare", ["-m", "dash", "-c", hidden]).stdout("0\n").run();
     }
 
     fn a_file_without_a_name_is_locked_all_the_same(sandbox: &Sandbox) {

@@ -36,6 +36,14 @@ csalock lock .. && csalock status -q \"${PWD%/*}\" && echo held";
 }
 
 on_every_store! {
+    fn a_name_that_looks_like_a_path_locks_no_file(sandbox: &Sandbox) {
+        let path = sandbox.path("files/new");
+        let name = format!("name:{}", path.display());
+        sandbox.csalock(["run", &name, "true"]).without("CSALOCK_STORE").run();
+        sandbox.csalock(["run", "--flock", &name, "true"]).capture().says(64, "is not a path");
+        assert!(!path.exists());
+    }
+
     fn an_option_may_come_after_a_name(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "job", "--forever", "--", "other"]).run();
         let held = |words: &[&str], code| {

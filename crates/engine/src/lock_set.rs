@@ -22,6 +22,8 @@ pub struct LockRef {
     pub display_name: Vec<u8>,
     /// Shell words that mean this lock: `--store` if it was given, and the name.
     pub shell_arg: String,
+    /// A name that was typed as `name:/x` is none.
+    pub is_file: bool,
 }
 
 #[derive(Debug)]
@@ -42,7 +44,7 @@ pub struct OpenLockSet<'a> {
 impl LockRef {
     pub fn in_store(location: &Location, name: Vec<u8>) -> LockRef {
         let shell_arg = shell_quote(&spelled(&name));
-        LockRef { location: location.clone(), display_name: name.clone(), name, shell_arg }
+        LockRef { location: location.clone(), display_name: name.clone(), name, shell_arg, is_file: false }
     }
 }
 

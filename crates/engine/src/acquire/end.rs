@@ -7,7 +7,7 @@ use crate::Engine;
 use crate::facts::Witnessed;
 use crate::history::Remark;
 use host::end_abandoned;
-use lock::{Cancel, Cycle, Grant, Lifetime, Record, Refusal, Result};
+use lock::{Cancel, Cycle, Error, Grant, Lifetime, Record, Refusal, Result};
 use store::{Call, WriteSet};
 
 impl Engine {
