@@ -9,7 +9,6 @@ mod csa;
 mod descriptor;
 mod doctor;
 mod end_holder;
-mod file_wait;
 mod flock;
 mod flock_compat;
 mod gc;
@@ -28,6 +27,7 @@ mod wait_progress;
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::slice::from_ref;
 use std::time::Duration;
 
@@ -42,11 +42,11 @@ use host::signals;
 /// Runs the program: reads the arguments, of which the first is the program's name, executes the command, prints the
 /// result.
 pub fn run(arguments: Vec<OsString>) -> Exit {
-    if let Some(function) = csa::called_as(arguments.first()) {
-        return end(csa::run(function, arguments[1..].to_vec()));
-    }
-    if flock::is_called(arguments.first()) {
-        return end(flock::run(&arguments));
+    let program = arguments.first().and_then(|program| Path::new(program).file_name()?.to_str());
+    match program {
+        Some(function @ ("csaLock" | "csaUnlock")) => return end(csa::run(function, arguments[1..].to_vec())),
+        Some("flock") => return end(flock::run(&arguments)),
+        _ => {}
     }
     let cli = match cli::run_without_clap::read(&arguments).map_or_else(|| Cli::read(arguments.clone()), Ok) {
         Ok(cli) => cli,

@@ -13,10 +13,9 @@ use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
 use crate::exit::Exit;
 use crate::report::{RefusalReport, RefusedLock, Reporter, is_of_descriptor};
-use engine::environment;
 use engine::{
     AcquireRequest, AcquireResult, Engine, LockStatus, OpenLockSet, Progress, ValueWrite, WaitPolicy, WriteResult,
-    acquire_all,
+    acquire_all, environment,
 };
 use host::signals::{Interrupt, Signals};
 use host::{self, FileLock, ThisProcess, command_of, is_file_locked};

@@ -11,9 +11,8 @@ use crate::report::{RefusalReport, RefusedLock, Reporter, json, name_and_store};
 use engine::{AcquireResult, LockSet, OpenLockSet};
 use host::ThisProcess;
 use host::signals::Signals;
-use lock::error::{Error, ErrorKind, Result};
 use lock::name::{escape, shell_quote};
-use lock::{Grant, Lifetime, Refusal};
+use lock::{Error, ErrorKind, Grant, Lifetime, Refusal, Result};
 use store::Call;
 
 /// Maximum length of an id in bytes.

@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use nix::sys::statfs::{Statfs, statfs};
 use nix::unistd::{AccessFlags, access};
 
 use crate::cli::{Common, Taking, Waiting};
@@ -20,12 +19,10 @@ use crate::terminal;
 pub(super) use engine::LockRef;
 use engine::environment;
 use engine::{self, Engine, LockSet, LockStatus, WaitPolicy};
-use host::signals;
-use host::{ThisProcess, new_owner};
-use lock::error::{Error, ErrorKind, Result};
+use host::{ThisProcess, new_owner, signals};
 use lock::name::{self, escape};
-use lock::{Credentials, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId};
-use store::{Call, Location, mount, refuse_file_mounted_alone};
+use lock::{Credentials, Error, ErrorKind, Grant, Handle, HandleHash, Mode, NotHolder, Owner, ProcessId, Result};
+use store::{Call, Location, is_on_network, refuse_file_mounted_alone};
 
 /// Maximum number of bytes that are read from the file of a handle.
 const MOST_HANDLE: u64 = 4096;
@@ -85,12 +82,12 @@ impl Context {
     }
 
     pub(super) fn target(&self, typed: &OsStr) -> Result<LockRef> {
-        self.target_for(typed, false)
+        self.target_for(typed, &|_| false)
     }
 
     /// If the caller `locks_file` with the kernel, a user who may not write in the file's directory has the record in a
     /// store of that user, under the file's path. [`Context::record_beside`] names the other record.
-    pub(super) fn target_for(&self, typed: &OsStr, locks_file: bool) -> Result<LockRef> {
+    pub(super) fn target_for(&self, typed: &OsStr, locks_file: &dyn Fn(&Path) -> bool) -> Result<LockRef> {
         let typed = typed.as_bytes();
         if !name::is_path(typed) {
             let name = name::literal(typed).unwrap_or(typed);
@@ -113,7 +110,7 @@ impl Context {
         let beside = Location::beside(file.parent().unwrap_or(Path::new("/")));
         let (location, name) = match chosen {
             Some(location) if location != beside => (location, display_name.clone()),
-            None if locks_file && !may_write_beside(&beside) => {
+            None if !beside.path().is_none_or(environment::may_write) && locks_file(&file) => {
                 (environment::writable_store(true)?, display_name.clone())
             }
             _ => {
@@ -128,7 +125,7 @@ impl Context {
     /// without the right to write beside the file.
     pub(super) fn known_target(&self, typed: &OsStr) -> Result<LockRef> {
         let target = self.target(typed)?;
-        if !target.location.is_beside() || may_write_beside(&target.location) {
+        if !target.location.is_beside() || target.location.path().is_none_or(environment::may_write) {
             return Ok(target);
         }
         let Ok(location) = environment::writable_store(false) else { return Ok(target) };
@@ -183,7 +180,7 @@ impl Context {
     /// For a caller that `locks_files` with the kernel, or does so where it could not lock a file otherwise.
     pub(super) fn lock_set_of_files(&self, typed: &[OsString], locks_files: bool) -> Result<LockSet> {
         self.tell_of_files(typed);
-        let lock_of = |name: &OsString| self.target_for(name, locks_files || can_be_flocked(Path::new(name)));
+        let lock_of = |name: &OsString| self.target_for(name, &|file| locks_files || can_be_flocked(file));
         let targets = typed.iter().map(lock_of).collect::<Result<Vec<_>>>()?;
         for target in &targets {
             if self.common.verbose && self.record_beside(target)?.is_some() {
@@ -244,12 +241,6 @@ impl Context {
             around.contains(&grant.proof) || (is_of_script && owner.is_some_and(|owner| callers.contains(&owner)))
         };
         Ok(holders.any(|((grant, holds), owner)| holds.holds() && is_around(grant, owner) && fits(grant)))
-    }
-
-    /// The record of this very name has a holder.
-    pub(super) fn is_literally_held(&self, typed: &OsStr) -> Result<bool> {
-        let target = self.target(typed)?;
-        Ok(!self.engine(&target.location)?.record(&target.name)?.holders.is_empty())
     }
 
     /// Visits all locks of a store. Tells people of the records that cannot be read, and returns their errors.
@@ -326,12 +317,6 @@ impl Context {
         proof_of(environment::variable("CSALOCK_HANDLE")?.to_str()?)
     }
 
-    /// A handle that `run` has set comes with the name of its lock; it says nothing about other names, and the record knows
-    /// how its grant has ended.
-    pub(super) fn presents_handle_from_env(&self) -> bool {
-        self.handle_from_env().is_some() && environment::variable("CSALOCK_NAME").is_none()
-    }
-
     /// Handle hashes of all grants that we run under, the innermost first.
     pub(super) fn enclosing_grants(&self) -> Vec<HandleHash> {
         let Some(innermost) = self.handle_from_env() else { return Vec::new() };
@@ -352,12 +337,7 @@ impl Context {
 
 /// This user may read the file, and all callers are on this host. (Some network file systems have flock(2) only there.)
 fn can_be_flocked(path: &Path) -> bool {
-    let is_local = |found: Statfs| mount::network(found.filesystem_type()).is_none();
-    access(path, AccessFlags::R_OK).is_ok() && statfs(path).is_ok_and(is_local)
-}
-
-fn may_write_beside(beside: &Location) -> bool {
-    beside.path().is_none_or(environment::may_write)
+    access(path, AccessFlags::R_OK).is_ok() && !is_on_network(path)
 }
 
 /// `text` is a handle, or `@FILE`, which ps(1) does not show to other users.

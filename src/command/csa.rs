@@ -4,10 +4,10 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use super::context::{Context, print};
-use super::{lock, unlock};
+use super::lock::ForScript;
+use super::unlock;
 use crate::cli::{Common, Taking, Unlock, Waiting};
 use crate::exit::Exit;
 use crate::report::SettingNames;
@@ -15,12 +15,6 @@ use ::lock::duration::{Limit, parse_timeout};
 use ::lock::error::{Error, Result};
 use ::lock::name::{is_plain_path, shell_quote};
 use engine::environment;
-
-/// The name of the function, if the program was called by one.
-pub(super) fn called_as(program: Option<&OsString>) -> Option<&'static str> {
-    let name = Path::new(program?).file_name()?;
-    ["csaLock", "csaUnlock"].into_iter().find(|function| name == *function)
-}
 
 const HELP: &str = "\
 csaLock FILE... acquires the locks of the files for the calling script, and waits
@@ -45,7 +39,9 @@ pub(super) fn run(function: &str, files: Vec<OsString>) -> anyhow::Result<Exit> 
         "csaLock" => {
             let timeout = environment::variable("CSALOCK_TIMEOUT").as_deref().map(timeout).transpose()?;
             let waiting = Waiting { timeout, ..Waiting::default() };
-            lock::lock_as_csa(context, &names, &Taking { waiting, ..Taking::default() })
+            let (taking, targets) = (&Taking { waiting, ..Taking::default() }, &context.lock_set(&names)?);
+            // The function knows no options, so it prints nothing unless it fails.
+            ForScript { context, taking, pid: None, targets, prints: false }.acquire(|_| Ok(Exit::Done))
         }
         _ => unlock::run(context, &Unlock { names, ..Unlock::default() }),
     }

@@ -10,7 +10,6 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::mem::ManuallyDrop;
 use std::ops::ControlFlow;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +20,7 @@ use super::flock_compat::FlockCompat;
 use crate::cli::Taking;
 use crate::exit::Exit;
 use crate::report::Reporter;
-use crate::run::flock::{Flock, FlockWait, Flocked, inherited};
+use crate::run::flock::{Flock, FlockWait, Flocked, inherited, is_still};
 use engine::{AcquireRequest, AcquireResult, OpenLockSet, RETRY_INTERVAL};
 use host::signals::Signals;
 use host::{Caller, FileLock, ThisProcess, descriptor_lock};
@@ -41,11 +40,11 @@ pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::R
         Some(_) => _ = unlock(context, number)?,
         None => {}
     }
+    let Some(path) = path_of(number, &file) else {
+        return lock_unrecorded(context, taking, &file, context.host.boottime());
+    };
     // It is never dropped: the kernel closes its descriptors at the end of the process.
     let signals = ManuallyDrop::new(Signals::listen()?);
-    let Some(path) = path_of(number, &file) else {
-        return lock_unrecorded(context, taking, (&file, context.host.boottime()), &signals);
-    };
     let targets = context.lock_set_of_files(&[OsString::from(&path)], true)?;
     let opened = ManuallyDrop::new(targets.open(context)?);
     if opened.engine(0).store().scope() == Scope::Shared && !is_on_network(&path) {
@@ -117,13 +116,14 @@ fn confirm(
 pub(super) fn lock_unrecorded(
     context: &Context,
     taking: &Taking,
-    (file, began): (&File, Duration),
-    signals: &Signals,
+    file: &File,
+    began: Duration,
 ) -> anyhow::Result<Exit> {
-    let acquisition = Acquisition { began, ..Acquisition::new(context, &taking.waiting, signals, None) };
+    let signals = ManuallyDrop::new(Signals::listen()?);
+    let acquisition = Acquisition { began, ..Acquisition::new(context, &taking.waiting, &signals, None) };
     let mut wait = FlockWait {
         host: context.host.as_ref(),
-        signals,
+        signals: &signals,
         child: None,
         until: acquisition.policy.limit.map(|_| acquisition.until()),
         on_tick: &mut || Ok(None),
@@ -151,7 +151,7 @@ pub(super) fn unlock(context: &Context, number: i32) -> anyhow::Result<Exit> {
     fs2::FileExt::unlock(&file).map_err(|error| Error::os(errno_of(error), "unlock", shown))?;
     context.common.note_step(|| format!("lock {} is released", escape_path(shown)));
     if path.is_some() {
-        let target = context.target_for(shown.as_os_str(), true)?;
+        let target = context.target_for(shown.as_os_str(), &|_| true)?;
         let engine = context.engine(&target.location)?;
         let own = engine.credentials(None, ThisProcess::default().with_caller()?)?;
         // flock(1) leaves no record.
@@ -163,6 +163,5 @@ pub(super) fn unlock(context: &Context, number: i32) -> anyhow::Result<Exit> {
 
 fn path_of(number: i32, file: &File) -> Option<PathBuf> {
     let path = fs::read_link(format!("/proc/self/fd/{number}")).ok()?;
-    let (found, open) = (fs::symlink_metadata(&path).ok()?, file.metadata().ok()?);
-    ((found.dev(), found.ino()) == (open.dev(), open.ino())).then_some(path)
+    is_still(file, &path).unwrap_or(false).then_some(path)
 }

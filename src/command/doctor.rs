@@ -15,9 +15,8 @@ use engine::environment::LocalZone;
 use host::Host;
 use host::signals::{self, Signals};
 use lock::duration::shown as span;
-use lock::error::{ErrorKind, Result};
 use lock::name::{escape, is_directory, shell_quote};
-use lock::{Liveness, Page, encode_auxiliary};
+use lock::{ErrorKind, Liveness, Page, Result, encode_auxiliary};
 use store::{Call, CommitResult, Finding, Location, Scope, Scratch, Store, Topic, Verdict, Version, WriteSet};
 
 /// Maximum width of a line in columns, however wide the terminal is.

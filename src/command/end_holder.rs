@@ -13,9 +13,8 @@ use crate::report::{Reporter, left_by_end};
 use crate::run::tree::{descendants_of, survivors};
 use engine::Engine;
 use lock::duration::shown as span;
-use lock::error::{Error, ErrorKind, Result};
 use lock::name::escape;
-use lock::{AskToEnd, EndRequest, Grant, Owner, ProcessId};
+use lock::{AskToEnd, EndRequest, Error, ErrorKind, Grant, Owner, ProcessId, Result};
 use store::Call;
 
 /// Number of searches for processes below a supervisor, after which it counts as one that waits for none.

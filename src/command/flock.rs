@@ -7,9 +7,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Write;
-use std::mem::ManuallyDrop;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::Command;
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,7 +17,7 @@ use nix::fcntl::OFlag;
 
 use super::context::{Context, print};
 use super::csa::path;
-use super::descriptor;
+use super::descriptor::{self, lock_unrecorded};
 use super::run::run as run_under_lock;
 use crate::cli::{AsFlock, Common, Run, Taking, Waiting};
 use crate::exit::Exit;
@@ -27,10 +25,9 @@ use crate::run::exec::{CommandLine, to_be_inherited};
 use crate::run::flock::{inherited, open};
 use engine::environment;
 use host::FileLock;
-use host::signals::{self, Signals};
+use host::signals;
 use lock::duration::Limit;
-use lock::error::{Error, ErrorKind, Result};
-use lock::name;
+use lock::{Error, ErrorKind, Result, name};
 
 /// Exit codes of flock(1), from sysexits.h.
 const USAGE: u8 = 64;
@@ -39,10 +36,6 @@ const NO_INPUT: u8 = 66;
 const UNAVAILABLE: u8 = 69;
 const SYSTEM: u8 = 71;
 const CANNOT_CREATE: u8 = 73;
-
-pub(super) fn is_called(program: Option<&OsString>) -> bool {
-    program.is_some_and(|program| Path::new(program).file_name() == Some(OsStr::new("flock")))
-}
 
 pub(super) fn run(arguments: &[OsString]) -> anyhow::Result<Exit> {
     let options = match AsFlock::try_parse_from(arguments) {
@@ -81,7 +74,7 @@ fn lock_descriptor(context: &Context, options: &AsFlock, number: &OsStr) -> anyh
         return Ok(Exit::Done);
     }
     let locked = match descriptor::lock(context, &taking(options), number) {
-        Ok(Exit::Failed(ErrorKind::Deadlock)) | Err(_) => lock_unrecorded(context, options, (&file, began)),
+        Ok(Exit::Failed(ErrorKind::Deadlock)) | Err(_) => lock_unrecorded(context, &taking(options), &file, began),
         locked => locked,
     };
     Ok(match locked {
@@ -93,11 +86,6 @@ fn lock_descriptor(context: &Context, options: &AsFlock, number: &OsStr) -> anyh
         Ok(_) => conflict(options),
         Err(error) => fail(BAD_DATA, &format!("{number}: {}", reason(error.root_cause()))),
     })
-}
-
-fn lock_unrecorded(context: &Context, options: &AsFlock, file: (&File, Duration)) -> anyhow::Result<Exit> {
-    let signals = ManuallyDrop::new(Signals::listen()?);
-    descriptor::lock_unrecorded(context, &taking(options), file, &signals)
 }
 
 /// A command under the lock of a file.
@@ -149,7 +137,7 @@ impl Call<'_> {
             Err(error) => return self.cannot_open(&error),
         };
         if !self.options.unlock {
-            match lock_unrecorded(self.context, self.options, (&file, began)) {
+            match lock_unrecorded(self.context, &taking(self.options), &file, began) {
                 Ok(Exit::Done) => {}
                 Ok(Exit::Signal(signal)) => return Exit::Signal(signal),
                 Ok(_) => return conflict(self.options),

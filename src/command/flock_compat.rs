@@ -30,9 +30,8 @@ use crate::run::flock::{Flock, FlockWait, Flocked};
 use engine::lease_schedule::{renewal_pause, retry_pause};
 use engine::{Engine, LockSet, OpenLockSet};
 use host::{FileLock, WakeReason, WakeSocket, command_of, file_locks, is_file_locked};
-use lock::error::{Error, ErrorKind, Result};
 use lock::name::{escape, escape_path, is_path, shell_quote};
-use lock::{Grant, HandleHash, Mode, Refusal, RenewGrant};
+use lock::{Error, ErrorKind, Grant, HandleHash, Mode, Refusal, RenewGrant, Result};
 
 /// Pause between two looks at a lock beside the file whose holder does not wake this caller.
 const LOOK_BESIDE: Duration = Duration::from_millis(100);

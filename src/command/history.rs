@@ -10,12 +10,10 @@ use crate::cli::History;
 use crate::exit::Exit;
 use crate::glob;
 use crate::report::{Moment, RefusalReport, Zone, json, timeline};
-use engine::environment;
-use engine::{Engine, LockStatus};
-use lock::error::{Error, ErrorKind, Result};
+use engine::{Engine, LockStatus, environment};
 use lock::history::Past;
 use lock::name::{escape, is_path};
-use lock::{EndReason, Standing};
+use lock::{EndReason, Error, ErrorKind, Result, Standing};
 use store::Location;
 
 /// Maximum number of grants that are shown by default.
@@ -43,7 +41,7 @@ pub(super) fn run(context: &Context, options: &History) -> anyhow::Result<Exit> 
         let store = escape(location.url().as_encoded_bytes());
         return Err(none_beside_files(&format!("store {store}")).into());
     }
-    engine.each_late(&mut |late| {
+    engine.read_past(true, &mut |late| {
         // Another line has its command.
         match found.iter_mut().find(|past| past.is_same_grant(&late)) {
             Some(past) => (past.to, past.late) = (late.to, true),

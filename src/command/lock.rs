@@ -4,7 +4,7 @@
 //! handle is printed. A lease that a keeper renews is provisional until the keeper exists, and the grants of several names
 //! until all of them are there. Any other grant is final with its first commit, because its owner alone proves it.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -16,22 +16,25 @@ use anyhow::Context as _;
 use super::acquire::{Acquisition, report_taken, request, standing, tell_of_flock};
 use super::context::{Context, Results, json_line, print_before};
 use super::descriptor;
-use super::file_wait;
 use super::flock_compat::not_a_path;
 use crate::cli::{Lock, Renew, Taking, Wait};
 use crate::exit::Exit;
-use crate::report::{RefusedLock, Reporter, json};
+use crate::report::{FileLocks, RefusalReport, RefusedLock, Reporter, json};
 use crate::run::exec::is_program;
+use crate::run::flock::is_locked;
 use crate::run::keeper::{KeeperConfig, check_room, spawn_detached};
 use crate::run::shared_lease_end::SharedLeaseEnd;
 use engine::{AcquireRequest, AcquireResult, LockSet, OpenLockSet, RETRY_INTERVAL};
 use host::signals::{self, Signals};
-use host::{Caller, FileLock, ThisProcess, command_of, may_end_with_call};
+use host::{Caller, FileLock, ThisProcess, command_of, file_locks, is_file_locked, may_end_with_call};
 use lock::error::{Error, ErrorKind, Result};
 use lock::history::Use;
 use lock::name::{escape, is_path, shell_quote};
 use lock::{self, Edge, EndedGrant, Grant, Handle, Lifetime, Owner, Phase, Record, Refusal};
-use store::Call;
+use store::{Call, is_on_network};
+
+/// Number of reads of the kernel's list that miss a lock before a file counts as unlocked.
+const LOOKS: usize = 10;
 
 /// Acquires locks. Prints their handle with `--print-handle` or `--json`, and else nothing.
 pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
@@ -81,12 +84,6 @@ fn mistaken_command(context: &Context, options: &Lock) -> Option<(String, String
     let _ = engine.each_past(&mut |past| is_known |= past.name == target.name);
     let call = std::iter::once(name).chain(&words[at..]).map(|word| shell_quote(word.as_bytes())).collect::<Vec<_>>();
     (!is_known).then(|| (escape(words[at].as_bytes()), format!("csalock run {}", call.join(" "))))
-}
-
-/// Acquires locks for a caller of CSA's function, which knows no options: it prints nothing unless it fails.
-pub(super) fn lock_as_csa(context: &Context, names: &[OsString], taking: &Taking) -> anyhow::Result<Exit> {
-    let targets = &context.lock_set(names)?;
-    ForScript { context, taking, pid: None, targets, prints: false }.acquire(|_| Ok(Exit::Done))
 }
 
 /// Warns of names that are numbers of files that the caller has open: flock(1) locks such a file by its number.
@@ -313,26 +310,47 @@ pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
         let path = Path::new(OsStr::from_bytes(&target.display_name));
         let (status, is_locked) = engine.poll(&target.name, &policy, &mut |engine| {
             let status = engine.inspect(&target.name)?;
-            let is_locked = status.is_free && path.is_absolute() && file_wait::is_locked(context, path, &kinds);
+            let is_locked = status.is_free && path.is_absolute() && is_locked_by_others(context, path, &kinds);
             let is_final = status.is_free && !is_locked || status.never_ends_within(&enclosing).is_some();
             Ok((is_final, (status, is_locked)))
         })?;
-        if is_locked {
-            let refusal = file_wait::refusal(path, &kinds);
-            return context.common.refuse(&refusal, options.waiting.exit(refusal.kind), Some(&reporter));
-        }
         let refusal = match status.never_ends_within(&enclosing).filter(|_| !policy.is_none()).cloned() {
             Some(grant) => Some(Refusal::Deadlock(vec![Edge { name: target.name.clone(), grant }])),
             None => (!status.is_free).then(|| Refusal::Busy(standing(status))),
         };
+        let refusal = match refusal {
+            _ if is_locked => Some(refusal_of_file(path, &kinds)),
+            refusal => refusal.map(|refusal| RefusedLock::new(target, &reporter).refusal(&refusal)),
+        };
         if let Some(refusal) = refusal {
-            let refusal = RefusedLock::new(target, &reporter).refusal(&refusal);
             return context.common.refuse(&refusal, options.waiting.exit(refusal.kind), Some(&reporter));
         }
         context.common.note_step(|| format!("lock {} is free", escape(&target.display_name)));
         results.done(target, "free", &[], &reporter);
     }
     results.print()
+}
+
+/// Another process, maybe one that cannot be seen from here, has locked the file.
+fn is_locked_by_others(context: &Context, file: &Path, kinds: &[FileLock]) -> bool {
+    if (0..LOOKS).any(|_| is_file_locked(file, kinds)) {
+        return true;
+    }
+    // The kernel lists no locks of other pid namespaces and of other hosts.
+    let is_hidden = context.host.is_in_container() || is_on_network(file);
+    is_hidden && file.exists() && kinds.iter().any(|kind| is_locked(*kind, file).unwrap_or(false))
+}
+
+/// The refusal of a caller that waits for such a lock.
+fn refusal_of_file(file: &Path, kinds: &[FileLock]) -> RefusalReport {
+    let mut found = file_locks(file);
+    found.retain(|(kind, _)| kinds.contains(kind));
+    if found.is_empty() {
+        found.push((kinds[0], Vec::new()));
+    }
+    let name = file.as_os_str().as_bytes();
+    let message = format!("lock {} is busy: its file is {}", escape(name), FileLocks::of(found));
+    RefusalReport::new(ErrorKind::Busy, message, "wait longer with -w, or see lslocks(8)").about(name)
 }
 
 pub(super) fn renew(context: &Context, options: &Renew) -> anyhow::Result<Exit> {
@@ -344,7 +362,7 @@ pub(super) fn renew(context: &Context, options: &Renew) -> anyhow::Result<Exit> 
         let reporter = Reporter::new(&engine);
         let credentials = context.credentials(&engine, options.handle.as_deref(), &this)?;
         let lifetime = engine.start(&Lifetime::Ttl((options.ttl.as_millis() as u64).max(1)))?;
-        match engine.apply(&target.name, &lock::RenewGrant::new(credentials, lifetime))? {
+        match engine.apply(&target.name, &lock::RenewGrant { credentials, lifetime, begins: false })? {
             Ok(grant) => {
                 let name = escape(&target.display_name);
                 context.common.note_step(|| format!("lock {name} lasts: {}", reporter.holder(&grant)));

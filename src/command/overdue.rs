@@ -7,10 +7,9 @@ use crate::cli::Overdue;
 use crate::exit::Exit;
 use crate::report::{RefusalReport, Zone, due, failure, json, name_and_store, overdue, runs};
 use engine::Engine;
-use lock::error::{Error, ErrorKind};
 use lock::history::Past;
 use lock::name::escape;
-use lock::{ForgetJob, JobState};
+use lock::{Error, ErrorKind, ForgetJob, JobState};
 
 /// A job: its name for display, its state, its last run, and the time of its store.
 type NamedJob = (Vec<u8>, JobState, Option<Past>, Duration);

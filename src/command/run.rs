@@ -27,9 +27,8 @@ use crate::run::supervisor::{Notice, Supervisor};
 use engine::{AcquireRequest, AcquireResult, LockSet, OpenLockSet};
 use host::signals::{self, Interrupt, Signals};
 use host::{WakeAddress, WakeSocket};
-use lock::error::{Error, ErrorKind, Result};
 use lock::name::spelled;
-use lock::{EndedGrant, Grant, Mode, ProcessId};
+use lock::{EndedGrant, Error, ErrorKind, Grant, Mode, ProcessId, Result};
 
 pub(super) fn run(context: &Context, options: &Run) -> anyhow::Result<Exit> {
     let (names, command_line) = checked(context, options)?;

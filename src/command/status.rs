@@ -14,8 +14,7 @@ use crate::report::{
     LockBlock, LockTable, OutputStyle, RefusedLock, Reporter, Zone, cut, json, shows_nothing, wrapped,
 };
 use crate::{glob, terminal};
-use engine::environment;
-use engine::{Engine, LockStatus};
+use engine::{Engine, LockStatus, environment};
 use lock::error::{Error, ErrorKind, Result};
 use lock::name::{escape, is_directory, is_path, shell_quote};
 use store::Location;

@@ -18,11 +18,10 @@ use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, is_of_descriptor
 use engine::{Broken, Engine, WaitPolicy};
 use host::ThisProcess;
 use lock::duration::Backoff;
-use lock::error::{Error, ErrorKind, Result};
 use lock::name::{escape, shell_quote};
 use lock::{
-    AskToEnd, EndReason, EndRequest, EndedGrant, Grant, HandleHash, Lifetime, Liveness, NotHolder, Owner, Release,
-    Standing,
+    AskToEnd, EndReason, EndRequest, EndedGrant, Error, ErrorKind, Grant, HandleHash, Lifetime, Liveness, NotHolder,
+    Owner, Release, Result, Standing,
 };
 use store::Location;
 
@@ -61,33 +60,31 @@ pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
     let mut opened = ManuallyDrop::new(None);
     for (target, why) in &targets {
         let engine = engine_of(context, &target.location, &mut opened)?;
-        let reporter = Reporter::new(engine);
+        let (name, by) = (escape(&target.display_name), breaker.as_ref());
+        let call = Call { context, options, by, engine, target, why, name, reporter: Reporter::new(engine) };
         let response = if options.end {
-            end(context, engine, options, (target, why), breaker.as_ref())
+            call.end()
         } else if options.force {
-            force(engine, options, (target, why), breaker.as_ref())
+            call.force()
         } else {
-            release(context, options, &this, engine, (target, why))
+            call.release(&this)
         };
         let is_matched = *why == Chosen::Pattern;
         match response {
             Ok(Ok(freed)) => {
                 results.add(|| {
-                    let document = json::outcome(&target.display_name, freed.result, &freed.grants, &reporter);
+                    let document = json::outcome(&target.display_name, freed.result, &freed.grants, &call.reporter);
                     document.with_some("kept_in", freed.kept_in.as_deref())
                 });
                 if !context.common.json {
-                    tell(context, target, &freed, &reporter)?;
+                    call.tell(&freed)?;
                 }
             }
             // The holder may have released the lock before it could be broken.
             Ok(Err(not_holder)) if is_matched => {
-                results.add(|| json::not_done(&target.display_name, &not_holder.holders, None, &reporter));
+                results.add(|| json::not_done(&target.display_name, &not_holder.holders, None, &call.reporter));
             }
-            Ok(Err(not_holder)) => {
-                let refusal = refused(context, options, target, &reporter, &not_holder);
-                results.refuse(target, &refusal, &reporter);
-            }
+            Ok(Err(not_holder)) => results.refuse(target, &call.refused(&not_holder), &call.reporter),
             Err(error) if is_matched && error.is_of_one_record() => {
                 pass_over(context, &error, &mut results);
                 results.exit = error.kind().into();
@@ -125,229 +122,217 @@ fn check_force(options: &Unlock) -> Result<()> {
     Err(Error::new(ErrorKind::InvalidInput, what, cure))
 }
 
-fn refused(
-    context: &Context,
-    options: &Unlock,
-    target: &LockRef,
-    reporter: &Reporter<'_>,
-    not_holder: &NotHolder,
-) -> RefusalReport {
-    let holders = &not_holder.holders;
-    let mut lock = RefusedLock::new(target, reporter);
-    (lock.settings, lock.is_unlocked) = (context.settings, true);
-    lock.presented = context.presented_handle(options.handle.as_deref());
-    lock.similar = context.similar(target, not_holder);
-    lock.file = if holders.is_empty() { None } else { reporter.file_lock(target, holders) };
-    let mut refusal = match options.token.filter(|_| !holders.is_empty()) {
-        Some(token) => lock.other_token(holders, token),
-        None if options.force && !holders.is_empty() => lock.changed_hands(holders),
-        None => lock.not_holder(not_holder),
-    };
-    refusal.add_file_lock(lock.file.as_ref());
-    refusal
+/// What is done to one lock, and `by` which script.
+struct Call<'a> {
+    context: &'a Context,
+    options: &'a Unlock,
+    by: Option<&'a Owner>,
+    engine: &'a Engine,
+    target: &'a LockRef,
+    why: &'a Chosen,
+    /// For display.
+    name: String,
+    reporter: Reporter<'a>,
 }
 
-/// Names other processes that have locked the file of a lock whose holders have lost it: the holders may have waited for
-/// that file, and the next holder waits, too.
-fn tell(context: &Context, target: &LockRef, freed: &Freed, reporter: &Reporter<'_>) -> anyhow::Result<()> {
-    print(freed.lines.concat())?;
-    freed.notes.iter().for_each(|note| context.common.note(note));
-    if freed.result != "released"
-        && !freed.grants.is_empty()
-        && let Some(file) = reporter.file_lock(target, &freed.grants)
-    {
-        let name = escape(&target.display_name);
-        context.common.note(&format!("lock {name}: its file is still {file}; see lslocks(8)"));
+impl<'a> Call<'a> {
+    fn refused(&self, not_holder: &NotHolder) -> RefusalReport {
+        let Call { context, options, target, reporter, .. } = self;
+        let holders = &not_holder.holders;
+        let mut lock = RefusedLock::new(target, reporter);
+        (lock.settings, lock.is_unlocked) = (context.settings, true);
+        lock.presented = context.presented_handle(options.handle.as_deref());
+        lock.similar = context.similar(target, not_holder);
+        lock.file = if holders.is_empty() { None } else { reporter.file_lock(target, holders) };
+        let mut refusal = match options.token.filter(|_| !holders.is_empty()) {
+            Some(token) => lock.other_token(holders, token),
+            None if options.force && !holders.is_empty() => lock.changed_hands(holders),
+            None => lock.not_holder(not_holder),
+        };
+        refusal.add_file_lock(lock.file.as_ref());
+        refusal
     }
-    Ok(())
-}
 
-fn release(
-    context: &Context,
-    options: &Unlock,
-    this: &ThisProcess,
-    engine: &Engine,
-    (target, why): (&LockRef, &Chosen),
-) -> Result<Unlocked> {
-    let credentials = match why {
-        Chosen::Grant(proof) => engine.by_proof(*proof)?,
-        _ => context.credentials(engine, options.handle.as_deref(), this)?,
-    };
-    let owners = credentials.owners.clone();
-    let grants = match engine.apply(&target.name, &Release(credentials))? {
-        Ok(grant) => {
-            engine.leave_release(&target.name, &grant);
-            vec![grant]
+    /// Names other processes that have locked the file of a lock whose holders have lost it: the holders may have waited
+    /// for that file, and the next holder waits, too.
+    fn tell(&self, freed: &Freed) -> anyhow::Result<()> {
+        print(freed.lines.concat())?;
+        freed.notes.iter().for_each(|note| self.context.common.note(note));
+        if freed.result != "released"
+            && !freed.grants.is_empty()
+            && let Some(file) = self.reporter.file_lock(self.target, &freed.grants)
+        {
+            let name = &self.name;
+            self.context.common.note(&format!("lock {name}: its file is still {file}; see lslocks(8)"));
         }
-        Err(NotHolder { ending: None, .. }) if engine.has_released(&target.name, &owners) => Vec::new(),
-        Err(not_holder) => {
-            not_holder.ending.iter().for_each(|ending| engine.note_late(&target.name, ending));
-            return Ok(Err(not_holder));
-        }
-    };
-    let note = context.common.verbose.then(|| format!("lock {} is released", escape(&target.display_name)));
-    Ok(Ok(Freed { result: "released", grants, notes: note.into_iter().collect(), ..Freed::default() }))
-}
+        Ok(())
+    }
 
-/// Claims are permanent: only a name or token breaks them, and no pattern.
-fn is_meant(grant: &Grant, options: &Unlock, why: &Chosen) -> bool {
-    options.token.is_none_or(|token| grant.token == Some(token)) && (*why != Chosen::Pattern || grant.claim.is_none())
-}
+    fn release(&self, this: &ThisProcess) -> Result<Unlocked> {
+        let Call { context, engine, target, .. } = self;
+        let credentials = match self.why {
+            Chosen::Grant(proof) => engine.by_proof(*proof)?,
+            _ => context.credentials(engine, self.options.handle.as_deref(), this)?,
+        };
+        let owners = credentials.owners.clone();
+        let grants = match engine.apply(&target.name, &Release(credentials))? {
+            Ok(grant) => {
+                engine.leave_release(&target.name, &grant);
+                vec![grant]
+            }
+            Err(NotHolder { ending: None, .. }) if engine.has_released(&target.name, &owners) => Vec::new(),
+            Err(not_holder) => {
+                not_holder.ending.iter().for_each(|ending| engine.note_late(&target.name, ending));
+                return Ok(Err(not_holder));
+            }
+        };
+        let note = context.common.verbose.then(|| format!("lock {} is released", self.name));
+        Ok(Ok(Freed { result: "released", grants, notes: note.into_iter().collect(), ..Freed::default() }))
+    }
 
-/// Breaks the grants that `options` mean in one target.
-fn force(
-    engine: &Engine,
-    options: &Unlock,
-    (target, why): (&LockRef, &Chosen),
-    by: Option<&Owner>,
-) -> Result<Unlocked> {
-    let is_meant = |grant: &Grant| is_meant(grant, options, why);
-    let are_all_meant = options.token.is_none() && *why == Chosen::Name;
-    let broken = engine.break_lock(&target.name, if are_all_meant { None } else { Some(&is_meant) }, by)?;
-    Ok(of_broken(engine, target, broken))
-}
+    /// Claims are permanent: only a name or token breaks them, and no pattern.
+    fn is_meant(&self, grant: &Grant) -> bool {
+        let may_be_claim = *self.why != Chosen::Pattern;
+        self.options.token.is_none_or(|token| grant.token == Some(token)) && (may_be_claim || grant.claim.is_none())
+    }
 
-fn of_broken(engine: &Engine, target: &LockRef, broken: Broken) -> Unlocked {
-    let (name, reporter) = (escape(&target.display_name), Reporter::new(engine));
-    let mut freed = Freed { result: "removed", ..Freed::default() };
-    match broken? {
-        Err(place) => {
-            let kept = place.as_ref().map_or(String::new(), |place| format!("; its bytes are kept in {place}"));
-            freed.lines.push(format!("removed {name}: its record was unreadable{kept}\n"));
-            freed.kept_in = place;
-        }
-        Ok(endings) => {
-            for ending in endings {
-                let (done, holder) = match ending.reason {
-                    EndReason::Broken => ("broke", reporter.holder(&ending.grant)),
-                    _ => ("removed", reporter.ending(&ending)),
-                };
-                if ending.reason == EndReason::Broken {
-                    freed.result = "broken";
+    /// Breaks the grants that the options mean.
+    fn force(&self) -> Result<Unlocked> {
+        let is_meant = |grant: &Grant| self.is_meant(grant);
+        let are_all_meant = self.options.token.is_none() && *self.why == Chosen::Name;
+        let meant: Option<&dyn Fn(&Grant) -> bool> = if are_all_meant { None } else { Some(&is_meant) };
+        Ok(self.of_broken(self.engine.break_lock(&self.target.name, meant, self.by)?))
+    }
+
+    fn of_broken(&self, broken: Broken) -> Unlocked {
+        let Call { name, reporter, .. } = self;
+        let mut freed = Freed { result: "removed", ..Freed::default() };
+        match broken? {
+            Err(place) => {
+                let kept = place.as_ref().map_or(String::new(), |place| format!("; its bytes are kept in {place}"));
+                freed.lines.push(format!("removed {name}: its record was unreadable{kept}\n"));
+                freed.kept_in = place;
+            }
+            Ok(endings) => {
+                for ending in endings {
+                    let (done, holder) = match ending.reason {
+                        EndReason::Broken => ("broke", reporter.holder(&ending.grant)),
+                        _ => ("removed", reporter.ending(&ending)),
+                    };
+                    if ending.reason == EndReason::Broken {
+                        freed.result = "broken";
+                    }
+                    freed.lines.push(format!("{done} {name}: held by {holder}\n"));
+                    freed.notes.extend(reporter.left_by_break(&ending).map(|left| format!("lock {name}: {left}")));
+                    freed.grants.push(ending.grant);
                 }
-                freed.lines.push(format!("{done} {name}: held by {holder}\n"));
-                freed.notes.extend(reporter.left_by_break(&ending).map(|left| format!("lock {name}: {left}")));
-                freed.grants.push(ending.grant);
             }
         }
+        Ok(freed)
     }
-    Ok(freed)
-}
 
-/// Ends the holders whose grants `options` mean, and breaks each grant only when its holder has ended or its lease is
-/// over. A grant that comes after the first look stays.
-fn end(
-    context: &Context,
-    engine: &Engine,
-    options: &Unlock,
-    (target, why): (&LockRef, &Chosen),
-    by: Option<&Owner>,
-) -> Result<Unlocked> {
-    let record = engine.record(&target.name)?;
-    let meant = record.holders.iter().filter(|grant| is_meant(grant, options, why));
-    let proofs: Vec<HandleHash> = meant.map(|grant| grant.proof).collect();
-    let standing = |engine: &Engine| -> Result<Vec<Grant>> {
-        let status = engine.inspect(&target.name)?;
-        let holders = status.record.holders.into_iter().zip(status.holders);
-        let stands = |(grant, standing): &(Grant, Standing)| {
-            // The end of a grant without a process needs no end of a holder.
-            !grant.owner.processes.is_empty()
-                && proofs.contains(&grant.proof)
-                && !matches!(standing, Standing::Ended(_) | Standing::Holds(Liveness::Dead))
+    /// Ends the holders whose grants the options mean, and breaks each grant only when its holder has ended or its lease is
+    /// over. A grant that comes after the first look stays.
+    fn end(&self) -> Result<Unlocked> {
+        let Call { engine, target, name, reporter, .. } = self;
+        let record = engine.record(&target.name)?;
+        let meant = record.holders.iter().filter(|grant| self.is_meant(grant));
+        let proofs: Vec<HandleHash> = meant.map(|grant| grant.proof).collect();
+        let standing = |engine: &Engine| -> Result<Vec<Grant>> {
+            let status = engine.inspect(&target.name)?;
+            let holders = status.record.holders.into_iter().zip(status.holders);
+            let stands = |(grant, standing): &(Grant, Standing)| {
+                // The end of a grant without a process needs no end of a holder.
+                !grant.owner.processes.is_empty()
+                    && proofs.contains(&grant.proof)
+                    && !matches!(standing, Standing::Ended(_) | Standing::Holds(Liveness::Dead))
+            };
+            Ok(holders.filter(stands).map(|(grant, _)| grant).collect())
         };
-        Ok(holders.filter(stands).map(|(grant, _)| grant).collect())
-    };
-    let request = by.map(|by| Arc::new(EndRequest { by: by.clone(), replaces: false }));
-    let mut ends = Vec::new();
-    for grant in standing(engine)? {
-        let end = end_holder(context, options, (engine, target), grant.clone(), request.clone())?;
-        ends.push((grant, end));
-    }
-    let backoff = Some(Backoff { min: LOOK, max: LOOK });
-    let until_ended = WaitPolicy { limit: None, backoff };
-    engine.poll(&target.name, &until_ended, &mut |engine| standing(engine).map(|left| (left.is_empty(), ())))?;
-    let broken = engine.break_lock(&target.name, Some(&|grant: &Grant| proofs.contains(&grant.proof)), by)?;
-    if ends.is_empty() {
-        return Ok(of_broken(engine, target, broken));
-    }
-    let endings = engine.record(&target.name).map(|record| record.ended_grants).unwrap_or_default();
-    let (name, reporter) = (escape(&target.display_name), Reporter::new(engine));
-    let mut freed = Freed { result: "ended", ..Freed::default() };
-    for (grant, end) in ends {
-        // It has neither ended nor released the lock before the end of the lease.
-        let is_over = |ending: &EndedGrant| {
-            ending.grant.proof == grant.proof && matches!(ending.reason, EndReason::Expired | EndReason::Broken)
-        };
-        let is_not_stopped = end.is_none() && !ends_with_lease(&grant.owner) && endings.iter().any(is_over);
-        end.into_iter().for_each(HolderEnd::tell_of_remaining);
-        let done = if is_not_stopped { "broke" } else { "ended" };
-        freed.lines.push(format!("{done} {name}: held by {}\n", reporter.grant(&grant, "")));
-        if is_not_stopped {
-            freed.result = "broken";
-            let what = reporter.not_stopped(&grant.owner);
-            freed.notes.push(format!("lock {name}: its lease is over, and {what}"));
+        let request = self.by.map(|by| Arc::new(EndRequest { by: by.clone(), replaces: false }));
+        let mut ends = Vec::new();
+        for grant in standing(engine)? {
+            let end = self.end_holder(grant.clone(), request.clone())?;
+            ends.push((grant, end));
         }
-        freed.grants.push(grant);
+        let backoff = Some(Backoff { min: LOOK, max: LOOK });
+        let until_ended = WaitPolicy { limit: None, backoff };
+        engine.poll(&target.name, &until_ended, &mut |engine| standing(engine).map(|left| (left.is_empty(), ())))?;
+        let is_meant = |grant: &Grant| proofs.contains(&grant.proof);
+        let broken = engine.break_lock(&target.name, Some(&is_meant), self.by)?;
+        if ends.is_empty() {
+            return Ok(self.of_broken(broken));
+        }
+        let endings = engine.record(&target.name).map(|record| record.ended_grants).unwrap_or_default();
+        let mut freed = Freed { result: "ended", ..Freed::default() };
+        for (grant, end) in ends {
+            // It has neither ended nor released the lock before the end of the lease.
+            let is_over = |ending: &EndedGrant| {
+                ending.grant.proof == grant.proof && matches!(ending.reason, EndReason::Expired | EndReason::Broken)
+            };
+            let is_not_stopped = end.is_none() && !ends_with_lease(&grant.owner) && endings.iter().any(is_over);
+            end.into_iter().for_each(HolderEnd::tell_of_remaining);
+            let done = if is_not_stopped { "broke" } else { "ended" };
+            freed.lines.push(format!("{done} {name}: held by {}\n", reporter.grant(&grant, "")));
+            if is_not_stopped {
+                freed.result = "broken";
+                let what = reporter.not_stopped(&grant.owner);
+                freed.notes.push(format!("lock {name}: its lease is over, and {what}"));
+            }
+            freed.grants.push(grant);
+        }
+        Ok(Ok(freed))
     }
-    Ok(Ok(freed))
-}
 
-/// Ends a holder. Of a holder that cannot be seen here, it ends the renewal of the lease, and returns `None`: the csalock
-/// there then ends its command, unless that outlives the lock.
-fn end_holder<'a>(
-    context: &'a Context,
-    options: &Unlock,
-    (engine, target): (&'a Engine, &'a LockRef),
-    grant: Grant,
-    request: Option<Arc<EndRequest>>,
-) -> Result<Option<HolderEnd<'a>>> {
-    let owner = &grant.owner;
-    let is_dead = |process| engine.host().liveness(&owner.domain, process, engine.store().scope()) == Liveness::Dead;
-    // The processes of a grant are of one host.
-    if live_owners(engine, owner).is_empty() && !owner.processes.iter().any(is_dead) {
-        return end_elsewhere(context, engine, target, &grant, request).map(|()| None);
+    /// Ends a holder. Of a holder that cannot be seen here, it ends the renewal of the lease, and returns `None`: the
+    /// csalock there then ends its command, unless that outlives the lock.
+    fn end_holder(&self, grant: Grant, request: Option<Arc<EndRequest>>) -> Result<Option<HolderEnd<'a>>> {
+        let Call { context, engine, target, .. } = *self;
+        let owner = &grant.owner;
+        let is_dead =
+            |process| engine.host().liveness(&owner.domain, process, engine.store().scope()) == Liveness::Dead;
+        // The processes of a grant are of one host.
+        if live_owners(engine, owner).is_empty() && !owner.processes.iter().any(is_dead) {
+            return self.end_elsewhere(&grant, request).map(|()| None);
+        }
+        let mut end = HolderEnd::new((&context.common, engine, target), grant, request, self.options.kill_after);
+        while end.step(engine.call())?.is_some() {
+            engine.host().sleep(TO_LOOK_AT_PROCESS);
+        }
+        Ok(Some(end))
     }
-    let mut end = HolderEnd::new((&context.common, engine, target), grant, request, options.kill_after);
-    while end.step(engine.call())?.is_some() {
-        engine.host().sleep(TO_LOOK_AT_PROCESS);
+
+    /// Ends the renewal of a grant whose holder cannot be seen here. Fails if the grant would go on for longer than a
+    /// lease.
+    fn end_elsewhere(&self, grant: &Grant, request: Option<Arc<EndRequest>>) -> Result<()> {
+        let Call { engine, target, name, .. } = self;
+        let host = escape(grant.owner.host.as_bytes());
+        let lease = match &grant.lifetime {
+            Lifetime::Keepalive(lease) => lease,
+            Lifetime::ExpiresAt(lease) if engine.store().leases().ttl(engine.call(), lease)? <= engine.lease() => lease,
+            _ => {
+                let what =
+                    format!("lock {name}: its holder cannot be ended from here: {}", self.reporter.holder(grant));
+                let hint = format!("on {host}: csalock unlock --force --end {}", target.shell_arg);
+                return Err(Error::new(ErrorKind::NotOwner, what, hint));
+            }
+        };
+        engine.apply(&target.name, &AskToEnd { proof: grant.proof, request, ends_renewal: true })?;
+        let until = Zone::Local.full(Duration::from_millis(lease.wall));
+        let is_asked = match ends_with_lease(&grant.owner) {
+            true => "is asked to end",
+            false if grant.owner.outlives_lock => "goes on (--on-lost warn)",
+            false => "cannot be stopped from here",
+        };
+        let what = format!("its holder on {host} {is_asked}, and has the lock until {until} at the latest");
+        self.context.common.note_unless_json(&format!("lock {name}: {what}"));
+        Ok(())
     }
-    Ok(Some(end))
 }
 
 /// csalock ends the command of such an owner before the end of its lease.
 fn ends_with_lease(owner: &Owner) -> bool {
     owner.supervisor.is_some() && !owner.outlives_lock
-}
-
-/// Ends the renewal of a grant whose holder cannot be seen here. Fails if the grant would go on for longer than a lease.
-fn end_elsewhere(
-    context: &Context,
-    engine: &Engine,
-    target: &LockRef,
-    grant: &Grant,
-    request: Option<Arc<EndRequest>>,
-) -> Result<()> {
-    let (name, host) = (escape(&target.display_name), escape(grant.owner.host.as_bytes()));
-    let lease = match &grant.lifetime {
-        Lifetime::Keepalive(lease) => lease,
-        Lifetime::ExpiresAt(lease) if engine.store().leases().ttl(engine.call(), lease)? <= engine.lease() => lease,
-        _ => {
-            let holder = Reporter::new(engine).holder(grant);
-            let what = format!("lock {name}: its holder cannot be ended from here: {holder}");
-            let hint = format!("on {host}: csalock unlock --force --end {}", target.shell_arg);
-            return Err(Error::new(ErrorKind::NotOwner, what, hint));
-        }
-    };
-    engine.apply(&target.name, &AskToEnd { proof: grant.proof, request, ends_renewal: true })?;
-    let until = Zone::Local.full(Duration::from_millis(lease.wall));
-    let is_asked = match ends_with_lease(&grant.owner) {
-        true => "is asked to end",
-        false if grant.owner.outlives_lock => "goes on (--on-lost warn)",
-        false => "cannot be stopped from here",
-    };
-    let what = format!("its holder on {host} {is_asked}, and has the lock until {until} at the latest");
-    context.common.note_unless_json(&format!("lock {name}: {what}"));
-    Ok(())
 }
 
 /// For the history: the calling script, or this process if the script is unknown.
@@ -377,9 +362,12 @@ type ChosenLocks = Vec<(LockRef, Chosen)>;
 fn named(context: &Context, options: &Unlock, results: &mut Results<'_>) -> Result<ChosenLocks> {
     let mut targets = Vec::new();
     for name in &options.names {
-        if options.force && glob::is_pattern(name.as_bytes()) && !context.is_literally_held(name)? {
-            targets.extend(everything_held(context, name, results)?);
-            continue;
+        if options.force && glob::is_pattern(name.as_bytes()) {
+            let literal = context.target(name)?;
+            if context.engine(&literal.location)?.record(&literal.name)?.holders.is_empty() {
+                targets.extend(everything_held(context, name, results)?);
+                continue;
+            }
         }
         let target = context.known_target(name)?;
         if !options.reentrant || !context.is_held_around(&target, None)? {

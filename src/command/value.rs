@@ -12,12 +12,11 @@ use super::lock::{ForScript, Granted};
 use crate::cli::{Del, Get, Put, Taking, Writing};
 use crate::exit::Exit;
 use crate::report::{RefusedLock, Reporter, describe_value, json};
-use engine::{Engine, ValueWrite, WriteResult};
+use engine::{Engine, ValueWrite, WriteResult, environment};
 use host::ThisProcess;
 use host::signals::{self, Signals};
-use lock::error::{Error, ErrorKind, Result};
 use lock::name::escape;
-use lock::{Credentials, Lifetime, MOST_VALUE, Mode, Precondition, SetValue, Value, Written};
+use lock::{Credentials, Error, ErrorKind, Lifetime, MOST_VALUE, Mode, Precondition, Result, SetValue, Value, Written};
 
 pub(super) fn get(context: &Context, options: &Get) -> anyhow::Result<Exit> {
     context.require_stdout("the value", "send it somewhere")?;
@@ -135,11 +134,14 @@ fn write(
     let engine = context.engine(&target.location)?;
     let this = ThisProcess::default();
     let credentials = context.credentials(&engine, options.handle.as_deref(), &this)?;
+    // A handle that `run` has set comes with the name of its lock; it says nothing about other names, and the record knows
+    // how its grant has ended.
+    let is_presented = context.handle_from_env().is_some() && environment::variable("CSALOCK_NAME").is_none();
     let terms = SetValue {
         credentials: Credentials { orphan: this.orphan(context.host.as_ref())?, ..credentials },
         value: None,
         precondition: only_if.or(options.if_version.map(Precondition::Version)),
-        require_lock: options.unlock || options.handle.is_some() || context.presents_handle_from_env(),
+        require_lock: options.unlock || options.handle.is_some() || is_presented,
         release: options.unlock,
         even_if_stale: options.even_if_stale,
     };

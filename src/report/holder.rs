@@ -107,10 +107,9 @@ impl<'a> Reporter<'a> {
         }
         let processes = holders.iter().flat_map(|grant| grant.owner.processes.iter().chain(&grant.owner.supervisor));
         let own: Vec<i32> = processes.map(|process| process.pid).collect();
-        let foreign = file_locks(path).into_iter().filter(|(_, pids)| !pids.iter().any(|pid| own.contains(pid)));
-        let named = |pids: Vec<i32>| pids.into_iter().map(|pid| (pid, command_of(pid))).collect();
-        let found: Vec<_> = foreign.map(|(kind, pids)| (kind, named(pids))).collect();
-        (!found.is_empty()).then_some(FileLocks(found))
+        let mut found = file_locks(path);
+        found.retain(|(_, pids)| !pids.iter().any(|pid| own.contains(pid)));
+        (!found.is_empty()).then(|| FileLocks::of(found))
     }
 
     pub(super) fn is_stopped(&self, grant: &Grant) -> bool {
@@ -226,6 +225,11 @@ impl fmt::Display for FileLocks {
 }
 
 impl FileLocks {
+    pub(crate) fn of(found: Vec<(FileLock, Vec<i32>)>) -> FileLocks {
+        let named = |pids: Vec<i32>| pids.into_iter().map(|pid| (pid, command_of(pid))).collect();
+        FileLocks(found.into_iter().map(|(kind, pids)| (kind, named(pids))).collect())
+    }
+
     /// A command to the reader.
     pub(super) fn how_to_free(&self) -> String {
         let pids: BTreeSet<i32> = self.0.iter().flat_map(|(_, holders)| holders).map(|(pid, _)| *pid).collect();

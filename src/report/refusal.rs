@@ -6,8 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use super::{FileLocks, Reporter};
-use engine::LockRef;
-use engine::environment;
+use engine::{LockRef, environment};
 use lock::error::{Error, ErrorKind};
 use lock::name::{escape, shell_quote};
 use lock::{Edge, EndReason, EndedGrant, Grant, Lifetime, Mode, NotHolder, Refusal, Successor, Value, WriteRefusal};

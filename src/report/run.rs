@@ -7,9 +7,8 @@ use crate::run::supervisor::Notice;
 use engine::lease_schedule::StopReason;
 use engine::{Engine, LockRef, LockSet};
 use lock::duration::shown as span;
-use lock::error::{Error, ErrorKind};
 use lock::name::escape;
-use lock::{JobState, NotHolder, Owner, ProcessId, Success};
+use lock::{Error, ErrorKind, JobState, NotHolder, Owner, ProcessId, Success};
 
 pub(crate) fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
     let names = locks.shown_names();

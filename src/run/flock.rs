@@ -230,7 +230,8 @@ pub fn is_locked(kind: FileLock, path: &Path) -> Result<bool> {
     Ok(i32::from(whole.l_type) != libc::F_UNLCK)
 }
 
-fn is_still(file: &File, path: &Path) -> Result<bool> {
+/// The path, whose end is not followed, still leads to this open file.
+pub fn is_still(file: &File, path: &Path) -> Result<bool> {
     let failed = |error: std::io::Error| Error::os(errno_of(error), "look at", path);
     let open = file.metadata().map_err(failed)?;
     match fs::symlink_metadata(path) {

@@ -9,12 +9,10 @@ use super::exec::{CommandLine, GrantNumbers};
 use super::keeper::{KeeperConfig, spawn_detached};
 use super::shared_lease_end::SharedLeaseEnd;
 use crate::exit::Exit;
-use engine::environment;
-use engine::{Context, LockSet, OpenLockSet};
+use engine::{Context, LockSet, OpenLockSet, environment};
 use host::signals::{self, Signals};
-use lock::error::{Error, ErrorKind, Result};
 use lock::history::{RunEnd, Use};
-use lock::{Grant, Handle, ProcessId};
+use lock::{Error, ErrorKind, Grant, Handle, ProcessId, Result};
 use store::Call;
 
 pub struct GuardedCommand<'a> {

@@ -33,8 +33,7 @@ use crate::run::tree::Tree;
 use engine::lease_schedule::POLL_INTERVAL;
 use engine::{Context, LockSet, OpenLockSet};
 use host::WakeSocket;
-use lock::error::{Error, ErrorKind, Result};
-use lock::{Grant, HandleHash, Lease, ProcessId};
+use lock::{Error, ErrorKind, Grant, HandleHash, Lease, ProcessId, Result};
 
 mod renew_or_kill;
 
@@ -88,8 +87,9 @@ pub fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, gran
 }
 
 /// eventfd(2), because a pipe takes two descriptors, and they may be scarce.
-fn new_event() -> rustix::io::Result<OwnedFd> {
+pub(super) fn new_event() -> Result<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(|errno| Error::new(ErrorKind::System, format!("cannot make an eventfd: {errno}"), ""))
 }
 
 /// Makes the eventfd readable. If its counter cannot grow, an unread notification is there.
@@ -129,10 +129,6 @@ pub struct Keeper<'a> {
 }
 
 impl<'a> Keeper<'a> {
-    pub fn lease_changed_event() -> Result<OwnedFd> {
-        new_event().map_err(|errno| Error::new(ErrorKind::System, format!("cannot make an eventfd: {errno}"), ""))
-    }
-
     pub fn new(config: KeeperConfig<'a>, wake_socket: Option<&'a WakeSocket>, lease_changed: OwnedFd) -> Keeper<'a> {
         let (pid, was_started, done) = (Cell::new(None), Cell::new(false), Cell::new(false));
         Keeper { config, wake_socket, lease_changed, pid, was_started, done }

@@ -11,7 +11,7 @@ use super::child::SleepingChild;
 use super::exec::GrantNumbers;
 use super::flock::Flock;
 use super::guarded_command::GuardedCommand;
-use super::keeper::{Keeper, KeeperConfig};
+use super::keeper::{Keeper, KeeperConfig, new_event};
 use super::shared_lease_end::SharedLeaseEnd;
 use super::tree::{Tree, survivors};
 use crate::exit::Exit;
@@ -19,9 +19,8 @@ use crate::run::detach;
 use engine::lease_schedule::{LONGEST_RELEASE, LONGEST_SILENCE, LeaseSchedule, SILENCE_CHECK_INTERVAL, StopReason};
 use engine::{Engine, LockRef, OpenLockSet, RETRY_INTERVAL, Released};
 use host::{WakeAddress, WakeSocket};
-use lock::error::{Error, ErrorKind, Result};
 use lock::history::Use;
-use lock::{EndReason, Grant, Lifetime, NotHolder, ProcessId};
+use lock::{EndReason, Error, ErrorKind, Grant, Lifetime, NotHolder, ProcessId, Result};
 use store::Call;
 
 mod while_running;
@@ -65,7 +64,7 @@ impl<'a> Supervisor<'a> {
         report: &'a (dyn Fn(&Notice<'_>) + Sync),
     ) -> Result<Supervisor<'a>> {
         let wake_socket = WakeSocket::new(WakeAddress::Supervisor(&guarded.handle.proof()));
-        let lease_changed = guarded.shared_lease_end.map(|_| Keeper::lease_changed_event()).transpose()?;
+        let lease_changed = guarded.shared_lease_end.map(|_| new_event()).transpose()?;
         Ok(Supervisor { guarded, opened, wake_socket, lease_changed, report })
     }
 

@@ -11,8 +11,7 @@ use super::detach;
 use super::timer::wait_readable;
 use host::processes::{self, MOST_SEARCHES, ProcStat};
 use host::{self, Host};
-use lock::ProcessId;
-use lock::error::{Error, ErrorKind, Result};
+use lock::{Error, ErrorKind, ProcessId, Result};
 
 /// Number of looks at the processes that an ended process had started, and the time between two of them.
 const SURVIVOR_CHECKS: u32 = 10;

@@ -15,13 +15,13 @@ const RUN: &[&str] = &["run", "L", TRUE];
 const TRUE: &str = "/bin/true";
 
 const LIMITS: [(Kind, &[&str], usize); 7] = [
-    (Kind::Directory, RUN, 97),
-    (Kind::Directory, &["run", "-n", "-q", "-E", "0", "L", TRUE], 97),
+    (Kind::Directory, RUN, 98),
+    (Kind::Directory, &["run", "-n", "-q", "-E", "0", "L", TRUE], 98),
     (Kind::Directory, &["lock", "L"], 76),
-    (Kind::Directory, &["unlock", "L"], 74),
+    (Kind::Directory, &["unlock", "L"], 75),
     (Kind::Sqlite, RUN, 176),
     (Kind::Sqlite, &["lock", "L"], 148),
-    (Kind::Sqlite, &["unlock", "L"], 142),
+    (Kind::Sqlite, &["unlock", "L"], 143),
 ];
 
 /// Number of runs. The one with the fewest calls counts: on a busy machine, a process that must wait looks again more often.

@@ -184,7 +184,7 @@ on_every_store! {
         wait_until("the file is free", || !is_held());
         std::fs::create_dir(sandbox.path("files/d")).unwrap();
         let said = "csalock: --fcntl locks a file, and SANDBOX/files/d is a directory; name a file in it, or use --flock\n";
-        for words in [&["run", "--fcntl", "./d", "touch", "ran"][..], &["run", "--flock", "--fcntl", "d/", "touch", "ran"]] {
+        for words in [&["run", "--fcntl", "./d", "touch", "ran"][..], &["run", "--flock", "--fcntl", "./d/", "touch", "ran"]] {
             sandbox.csalock(words).status(64).stderr(said).run();
         }
         sandbox.csalock(["run", "--flock", "./d", "true"]).run();
@@ -402,7 +402,7 @@ on_every_store! {
     fn the_locked_file_is_the_file_of_the_name(sandbox: &Sandbox) {
         std::fs::create_dir(sandbox.path("files/real")).unwrap();
         symlink("real/f", sandbox.path("files/link")).unwrap();
-        for (name, file) in [("./link", "real/f"), ("./link", "link"), ("real/../real//f", "real/f"), ("./real", "real")] {
+        for (name, file) in [("./link", "real/f"), ("./link", "link"), ("./real/../real//f", "real/f"), ("./real", "real")] {
             let inside = format!("flock -n {file} true; echo $?");
             sandbox.csalock(["run", "--flock", name, "-c", &inside]).stdout("1\n").run();
         }

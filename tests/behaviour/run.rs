@@ -187,7 +187,7 @@ on_every_store! {
 
     fn a_lock_within_the_same_lock_would_never_come(sandbox: &Sandbox) {
         let said = "csalock: lock x in store STORE: the caller holds it already, so waiting would never end: pid PID on HOST (user USER) \
-                    since TIME (AGE ago), while it lives: /bin/sh -c csalock run x true; leave the inner call out, \
+                    since TIME (AGE ago), while it lives: /bin/sh -c csalock run x true; leave this call out, \
                     or give it --reentrant\n";
         sandbox.csalock(["run", "x", "-c", "csalock run x true"]).status(84).stderr(said).run();
     }

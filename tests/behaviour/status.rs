@@ -328,7 +328,7 @@ on_every_store_of_files! {
         let status = |directory: &str| sandbox.csalock(["status", directory]);
         let empty = "csalock: no file in SANDBOX/files/below has a lock; the lock of the directory itself is shown by \
                      `csalock status SANDBOX/files/below`\n";
-        for name in ["./b", "./a", "below/c"] {
+        for name in ["./b", "./a", "./below/c"] {
             lock(name).without("CSALOCK_STORE").run();
             lock(name).run();
         }
@@ -341,7 +341,7 @@ on_every_store_of_files! {
                 let done = call(directory).capture();
                 assert_eq!((done.code, table(sandbox, &done.stdout)), (Some(0), rows.clone()), "{directory} {store:?}");
             }
-            sandbox.csalock(["unlock", "--force", "below/c"]).env("CSALOCK_STORE", store.as_deref().unwrap_or("")).capture();
+            sandbox.csalock(["unlock", "--force", "./below/c"]).env("CSALOCK_STORE", store.as_deref().unwrap_or("")).capture();
             call("below/").status(81).stderr(empty).run();
         }
         let done = sandbox.csalock(["status", "none/"]).status(69);

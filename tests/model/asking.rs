@@ -293,7 +293,7 @@ impl World {
                 let begun = actor.begun.filter(|begun| !state.is_over(*begun));
                 let begun = begun.or_else(|| self.lend(state))?;
                 state.actors[at].begun = Some(begun);
-                RenewGrant::new(claimant, Lifetime::Keepalive(lease(begun))).into()
+                RenewGrant { credentials: claimant, lifetime: Lifetime::Keepalive(lease(begun)), begins: false }.into()
             }
         })
     }

@@ -236,7 +236,7 @@ impl Fixture {
         let engine = &self.engines[who];
         let claimant = engine.by_proof(applicant.handle.proof()).unwrap();
         let lifetime = engine.start(&Lifetime::Ttl(60_000)).unwrap();
-        let _ = engine.apply(b"x", &RenewGrant::new(claimant, lifetime)).unwrap();
+        let _ = engine.apply(b"x", &RenewGrant { credentials: claimant, lifetime, begins: false }).unwrap();
     }
 
     fn break_all(&self) {

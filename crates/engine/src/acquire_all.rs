@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use super::{AcquireRequest, AcquireResult, Engine, Progress, WaitPolicy};
 use host::signals::Interrupt;
-use lock::error::Result;
-use lock::{CommitRecord, EndedGrant, Grant, Phase, Refusal};
+use lock::{CommitRecord, EndedGrant, Grant, Phase, Refusal, Result};
 use store::{Call, Durability};
 
 #[derive(Clone, Copy)]

@@ -15,8 +15,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 
 use super::Engine;
-use lock::error::Result;
-use lock::{Facts, Grant, HandleHash, Liveness, Owner, PidDomain, ProcessId, Query, Record, Standing, Waiter};
+use lock::{Facts, Grant, HandleHash, Liveness, Owner, PidDomain, ProcessId, Query, Record, Result, Standing, Waiter};
 use store::Scope;
 
 /// Maximum number of entries whose liveness is queried only on demand.

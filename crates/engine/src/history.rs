@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::Engine;
-use lock::error::Result;
 use lock::history::{EndedBy, Past, Use, Who};
-use lock::{EndReason, EndRequest, EndedGrant, Grant, HandleHash, Owner, Record};
+use lock::{EndReason, EndRequest, EndedGrant, Grant, HandleHash, Owner, Record, Result};
 use store::{LinesOfHistory, WriteSet};
 
 /// A caller's knowledge of the grants that it ends, for the history.
@@ -74,12 +73,8 @@ impl Engine {
         self.read_past(false, visit)
     }
 
-    /// Visits the late ends of grants ([`Past::late`]).
-    pub fn each_late(&self, visit: &mut dyn FnMut(Past)) -> Result<bool> {
-        self.read_past(true, visit)
-    }
-
-    fn read_past(&self, late: bool, visit: &mut dyn FnMut(Past)) -> Result<bool> {
+    /// Visits the ended grants or, with `late`, the late ends of grants ([`Past::late`]).
+    pub fn read_past(&self, late: bool, visit: &mut dyn FnMut(Past)) -> Result<bool> {
         let now = self.host.wall();
         self.store.read_history(self.call, &mut |line| {
             if let Some(past) = Past::read(line)

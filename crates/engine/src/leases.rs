@@ -6,8 +6,7 @@
 use std::time::Duration;
 
 use super::{AcquireRequest, Engine, EngineState, IssuedLease};
-use lock::error::Result;
-use lock::{Grant, HandleHash, Lease, Lifetime, MOST_SIGHTINGS, NotHolder, Note, Prepare, Record, RenewGrant};
+use lock::{Grant, HandleHash, Lease, Lifetime, MOST_SIGHTINGS, NotHolder, Note, Prepare, Record, RenewGrant, Result};
 use store::{Scope, guarded};
 
 impl EngineState {
@@ -101,7 +100,7 @@ impl Engine {
 
     pub fn renew(&self, name: &[u8], proof: HandleHash) -> Result<std::result::Result<Grant, NotHolder>> {
         let lifetime = self.start(&self.own_lease())?;
-        self.apply(name, &RenewGrant::new(self.by_proof(proof)?, lifetime))
+        self.apply(name, &RenewGrant { credentials: self.by_proof(proof)?, lifetime, begins: false })
     }
 
     fn extend(&self, name: &[u8], request: &AcquireRequest) -> Result<std::result::Result<Grant, NotHolder>> {

@@ -151,16 +151,7 @@ impl Engine {
 
     /// Fails if this host cannot be distinguished from other hosts.
     pub fn credentials(&self, proof: Option<HandleHash>, owners: Vec<ProcessId>) -> Result<Credentials> {
-        Ok(Credentials {
-            proof,
-            owners,
-            claim: None,
-            space: self.host.pid_space()?,
-            descriptor: None,
-            orphan: None,
-            supervises: false,
-            repeated: false,
-        })
+        Ok(Credentials { proof, owners, space: self.host.pid_space()?, ..Credentials::default() })
     }
 
     pub fn by_proof(&self, proof: HandleHash) -> Result<Credentials> {

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use super::{AcquireRequest, Context, Engine, StoredLock, confirm_all};
 use crate::environment::{self, CurrentDirectory};
-use lock::error::{Error, ErrorKind, Result};
 use lock::history::Use;
 use lock::name::{escape, shell_quote, spelled};
-use lock::{EndReason, Grant, HandleHash, Lease, NotHolder};
+use lock::{EndReason, Error, ErrorKind, Grant, HandleHash, Lease, NotHolder, Result};
 use store::{Call, Location, in_order};
 
 pub type Released = std::result::Result<Grant, NotHolder>;

@@ -17,9 +17,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use host::Host;
-use lock::error::{Error, ErrorKind, Result};
-use lock::text;
 use lock::{self, CommitRecord, Facts, Page, PidDomain, ProcessId, Record, Request};
+use lock::{Error, ErrorKind, Result, text};
 use store::{
     Abilities, Call, CommitResult, Finding, Leases, Store, Subscription, Swept, Topic, Upkeep, Version, Versioned,
     Visit, Write, WriteSet, guarded,

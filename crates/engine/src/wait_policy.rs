@@ -5,9 +5,8 @@ use std::time::Duration;
 use super::Engine;
 use host::signals::Interrupt;
 use host::{WakeReason, WakeSet};
-use lock::Record;
 use lock::duration::Backoff;
-use lock::error::{Error, Result};
+use lock::{Error, Record, Result};
 use store::Call;
 
 /// Polling interval of a waiter if all users are on this host: a wake-up can be lost, although none should.

@@ -29,8 +29,7 @@ use super::interface::Host;
 use super::processes::{self, ProcStat, no_proc};
 use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
 use crate::signals;
-use lock::error::{Error, ErrorKind, Result};
-use lock::{Orphan, Owner, ProcessId};
+use lock::{Error, ErrorKind, Orphan, Owner, ProcessId, Result};
 
 /// Maximum number of forks of one program image that csalock follows upward.
 const MOST_FORKS: usize = 16;
@@ -76,13 +75,11 @@ pub fn new_owner(host: &dyn Host, processes: Vec<ProcessId>, command: &[u8], lab
     Ok(Owner {
         domain: host.domain()?,
         processes,
-        supervisor: None,
-        outlives_lock: false,
-        session: None,
         host: host.name(),
         uid: host.uid(),
         command: bounded(command),
         label: label.map(bounded),
+        ..Owner::default()
     })
 }
 

@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::interface::{Host, Scope, Subscription, WakeAddress, WakeReason, WakeSet, Watched};
-use lock::error::Result;
-use lock::{HandleHash, Liveness, PidDomain, ProcessId};
+use lock::{HandleHash, Liveness, PidDomain, ProcessId, Result};
 
 /// A host for tests. Clones are the same host.
 #[derive(Clone)]

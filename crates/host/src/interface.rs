@@ -3,8 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use lock::error::Result;
-use lock::{DescriptorLock, Grant, HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
+use lock::{DescriptorLock, Grant, HandleHash, Liveness, PidDomain, PidSpace, ProcessId, Result};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {

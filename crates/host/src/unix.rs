@@ -19,18 +19,16 @@ use std::time::Duration;
 use nix::time::ClockId;
 use nix::unistd::geteuid;
 
-use super::callers;
 use super::file_locks::flock_takers;
 use super::interface::{Host, Scope, WakeAddress, WakeSet};
-use super::known;
 use super::machine::{
     boot_id, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, is_this_machine, machine, moved,
     namespace, now, pid_namespace_of,
 };
 use super::processes::{self, FirstSight, is_absent, is_process_frozen, is_released_by, liveness_of, no_proc};
 use super::wake_set::{self, LinuxWakeSet};
-use lock::error::{Error, ErrorKind, Result};
-use lock::{DescriptorLock, Grant, HandleHash, Liveness, PidDomain, PidSpace, ProcessId};
+use super::{callers, known};
+use lock::{DescriptorLock, Error, ErrorKind, Grant, HandleHash, Liveness, PidDomain, PidSpace, ProcessId, Result};
 
 /// Time after which a supervisor that has not released the locks of its ended command never will. Its process may hang.
 const TO_RELEASE: Duration = Duration::from_secs(15);

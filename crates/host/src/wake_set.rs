@@ -20,8 +20,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFla
 use super::interface::{Subscription, WakeAddress, WakeReason, WakeSet, Watched};
 use super::machine::now;
 use super::processes;
-use lock::error::{Error, ErrorKind, Result};
-use lock::{HandleHash, ProcessId};
+use lock::{Error, ErrorKind, HandleHash, ProcessId, Result};
 
 const MOST_WAKE_UPS: usize = 1024;
 

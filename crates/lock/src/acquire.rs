@@ -2,16 +2,13 @@
 
 use super::deadlock::{fits_beside, waits_within};
 use super::ending::{end, end_descriptors, evict};
-use super::facts::{Facts, Liveness, Query};
-use super::grant::{EndReason, EndedGrant, Grant};
-use super::handle::HandleHash;
-use super::lifetime::Lifetime;
-use super::owner::{PidDomain, ProcessId};
 use super::protocol::{is_decided, is_seen_alive, lease_expired, write, write_if_changed};
 use super::queue::{INLINE_WAITERS, enter_in_place, grant_in_order, grant_waiting, refill, replaced};
-use super::record::Record;
-use super::request::{Acquire, AcquireStep, Awaited, Cancel, Edge, Phase, Refusal, Request, Transition};
-use super::waiter::{Page, Pages, QueuePlace, QueuePosition, Waiter};
+use super::{
+    Acquire, AcquireStep, Awaited, Cancel, Edge, EndReason, EndedGrant, Facts, Grant, HandleHash, Lifetime, Liveness,
+    Page, Pages, Phase, PidDomain, ProcessId, Query, QueuePlace, QueuePosition, Record, Refusal, Request, Transition,
+    Waiter,
+};
 
 impl Request for Acquire {
     type Response = AcquireStep;

@@ -23,11 +23,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::grant::Grant;
-use super::handle::HandleHash;
-use super::owner::{PidDomain, ProcessId};
-use super::text;
-use super::waiter::Waiter;
+use super::{Grant, HandleHash, PidDomain, ProcessId, Waiter, text};
 
 /// Commit record of a caller that acquires several names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,13 +10,8 @@ use std::collections::BTreeSet;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::auxiliary::{CommitRecord, WaitEdges};
-use super::grant::Mode;
-use super::lifetime::{LeaseClock, MOST_SIGHTINGS};
 use super::line::{checksum, damaged, name_in, of_unknown_form, open, seal};
-use super::owner::Owner;
-use super::record::Record;
-use super::waiter::Page;
+use super::{CommitRecord, LeaseClock, MOST_SIGHTINGS, Mode, Owner, Page, Record, WaitEdges};
 use crate::error::Result;
 
 const RECORD: &str = "csalock";

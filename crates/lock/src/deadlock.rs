@@ -9,14 +9,8 @@
 //! A stuck wait may be behind a cycle and not in it. A single waiter in the cycle must give up, and all waiters must
 //! choose the same victim: the waiter that came last.
 
-use super::facts::{Facts, Liveness, Query};
-use super::grant::Grant;
-use super::handle::HandleHash;
-use super::lifetime::Lifetime;
-use super::queue::{is_gone, slot_for};
-use super::record::Record;
-use super::request::Edge;
-use super::waiter::Waiter;
+use super::queue::slot_for;
+use super::{Edge, Facts, Grant, HandleHash, Lifetime, Liveness, Query, Record, Waiter, is_gone};
 
 #[derive(Debug, Clone)]
 pub struct WaitNode {

@@ -1,12 +1,9 @@
 //! The end of grants: which grants are over, and which processes must still learn of an ending.
 
-use super::facts::{Facts, Query};
-use super::grant::{EndReason, EndedGrant, Grant, Mode};
-use super::lifetime::Lifetime;
-use super::owner::{PidDomain, ProcessId};
-use super::protocol::{Standing, is_decided};
-use super::record::Record;
-use super::request::Acquire;
+use super::protocol::is_decided;
+use super::{
+    Acquire, EndReason, EndedGrant, Facts, Grant, Lifetime, Mode, PidDomain, ProcessId, Query, Record, Standing,
+};
 
 /// Ends the grants that are over, and settles earlier endings. A holder may sleep beyond the end of its renewed lease:
 /// such a grant ends only if it is meant, or if a waiter needs its place.

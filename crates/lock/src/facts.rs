@@ -4,11 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::handle::HandleHash;
-use super::lifetime::{DescriptorLock, Lease};
-use super::owner::{Owner, PidDomain, ProcessId};
-use super::record::Record;
-use super::waiter::Waiter;
+use super::{DescriptorLock, HandleHash, Lease, Owner, PidDomain, ProcessId, Record, Waiter};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Liveness {

@@ -4,16 +4,15 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::handle::HandleHash;
-use super::lifetime::Lifetime;
-use super::owner::{Owner, ProcessId};
 use super::text::{self, is_default};
+use super::{HandleHash, Lifetime, Owner, ProcessId};
 
 pub const MOST_SLOTS: u32 = 10_000;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
+    #[default]
     Exclusive,
     /// A share beside any number of other readers.
     Shared,

@@ -12,7 +12,7 @@ use super::text::{self, Text};
 pub struct Handle([u8; 16]);
 
 /// SHA-256 of a handle. The hash is public and proves nothing.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HandleHash(#[serde(with = "text")] [u8; 32]);
 
 impl Handle {

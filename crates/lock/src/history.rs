@@ -20,7 +20,7 @@ use crate::line::{open, seal};
 use crate::text::{self, is_default};
 use crate::{EndReason, EndedGrant, Grant, Mode, Owner};
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Past {
     #[serde(skip)]
     pub name: Vec<u8>,
@@ -77,7 +77,7 @@ pub enum Use {
     Nothing,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Who {
     pub pid: Option<i32>,
     #[serde(with = "text")]
@@ -106,13 +106,8 @@ impl Past {
             slot: grant.slot,
             holder: Who::new(&grant.owner, pid),
             from: grant.since,
-            to: None,
             waited: grant.waited,
-            how: None,
-            broken_by: None,
-            ended_by: None,
-            late: false,
-            run: None,
+            ..Past::default()
         }
     }
 

@@ -39,6 +39,7 @@ pub use codec::{
     encode_value, is_auxiliary, name_of_auxiliary,
 };
 pub use deadlock::{Cycle, WaitNode, find_cycle};
+pub use error::{Error, ErrorKind, Result};
 pub use facts::{Facts, Liveness, Query};
 pub use grant::{EndReason, EndRequest, EndedGrant, Grant, MOST_SLOTS, Mode};
 pub use handle::{Handle, HandleHash};

@@ -18,9 +18,10 @@ use serde::{Deserialize, Serialize};
 use super::line::checksum;
 use super::text;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lifetime {
+    #[default]
     WhileOwnerLives,
     /// While the owner lives, for at most this many milliseconds; the lease has not started yet.
     Ttl(u64),

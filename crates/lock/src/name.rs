@@ -2,10 +2,9 @@
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
-use std::fs;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
+use std::{fs, io};
 
 use nix::errno::Errno;
 

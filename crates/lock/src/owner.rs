@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::text::{self, is_default};
 
 /// Owner of a grant: the processes that the grant depends on, and details about them for display.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     pub domain: PidDomain,
     /// Processes of the owner; the first live one is the effective owner. Empty if the grant depends on no process.
@@ -32,7 +32,7 @@ pub struct Owner {
 }
 
 /// Domain in which pids are unique: one boot of one kernel and one pid namespace.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PidDomain {
     /// Machine, the same for all its boots: machine-id(5) or, if that is missing, the host name.
     #[serde(with = "text")]
@@ -55,7 +55,7 @@ impl PidDomain {
 }
 
 /// Part of a [`PidDomain`] that pids and start times depend on.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PidSpace {
     pub boot: String,
     pub pids: String,
@@ -74,7 +74,7 @@ impl From<PidDomain> for PidSpace {
 }
 
 /// Identity of a process, which differs from that of a later process with the same pid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId {
     pub pid: i32,
     /// Start time in clock ticks since boot, field 22 of proc_pid_stat(5).

@@ -22,13 +22,7 @@
 //!
 //! The function never calls out. If a fact is missing, it returns a [`Query`]; the engine answers it and calls again.
 
-use super::facts::{Facts, Liveness, Query};
-use super::grant::{EndReason, Grant};
-use super::handle::HandleHash;
-use super::lifetime::Lifetime;
-use super::owner::Owner;
-use super::record::Record;
-use super::request::{Request, Transition};
+use super::{EndReason, Facts, Grant, HandleHash, Lifetime, Liveness, Owner, Query, Record, Request, Transition};
 
 /// Decides about one request by the rules in the module documentation.
 /// Fails with the [`Query`] that the engine must answer in `facts` before it calls again.

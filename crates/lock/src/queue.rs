@@ -27,15 +27,11 @@
 use std::num::NonZeroU32;
 
 use super::ending::{end, evict, is_expired};
-use super::facts::{Facts, Liveness, Query};
-use super::grant::{EndReason, Grant, Mode};
-use super::handle::HandleHash;
-use super::lifetime::Lifetime;
-use super::owner::{Owner, ProcessId};
-use super::protocol::{Standing, has_dead_owner};
-use super::record::Record;
-use super::request::{Acquire, Phase, Refusal, Successor};
-use super::waiter::{Pages, Replacement, Waiter};
+use super::protocol::has_dead_owner;
+use super::{
+    Acquire, EndReason, Facts, Grant, HandleHash, Lifetime, Liveness, Mode, Owner, Pages, Phase, ProcessId, Query,
+    Record, Refusal, Replacement, Standing, Successor, Waiter,
+};
 
 /// Maximum number of waiters in the record itself; further waiters enter a page.
 pub(super) const INLINE_WAITERS: usize = 16;

@@ -11,14 +11,11 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use super::grant::{EndReason, EndedGrant, Grant};
-use super::handle::HandleHash;
-use super::job::JobState;
-use super::lifetime::{Lease, Lifetime, Sighting};
-use super::owner::Owner;
 use super::text::is_default;
-use super::value::Value;
-use super::waiter::{Pages, Replacement, Waiter};
+use super::{
+    EndReason, EndedGrant, Grant, HandleHash, JobState, Lease, Lifetime, Owner, Pages, Replacement, Sighting, Value,
+    Waiter,
+};
 
 /// Number of past grants that a record always keeps.
 const ENDINGS_KEPT: usize = 4;

@@ -2,18 +2,13 @@
 //! record, break, and the removal of stale entries.
 
 use super::ending::{end, evict};
-use super::facts::{Facts, Query};
-use super::grant::{EndReason, EndedGrant, Grant};
-use super::handle::HandleHash;
-use super::lifetime::{Lifetime, MOST_SIGHTINGS, Sighting};
-use super::owner::ProcessId;
-use super::protocol::{Standing, is_decided, lease_expired, write, write_if_changed};
-use super::queue::{grant, grant_in_order, grant_waiting, is_gone, lives};
-use super::record::Record;
-use super::request::{
-    AskToEnd, Break, Credentials, NotHolder, Note, OwnerDied, Prepare, Release, RenewGrant, Request, Sweep, Transition,
+use super::protocol::{is_decided, lease_expired, write, write_if_changed};
+use super::queue::{grant, grant_in_order, grant_waiting, lives};
+use super::{
+    AskToEnd, Break, Credentials, EndReason, EndedGrant, Facts, Grant, HandleHash, Lifetime, MOST_SIGHTINGS, NotHolder,
+    Note, OwnerDied, Prepare, ProcessId, Query, Record, Release, RenewGrant, Request, Sighting, Standing, Sweep,
+    Transition, Waiter, is_gone,
 };
-use super::waiter::Waiter;
 
 pub(super) enum Match {
     /// Index of the caller's grant, which is valid.

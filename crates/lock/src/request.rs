@@ -4,13 +4,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::facts::{Facts, Query};
-use super::grant::{EndRequest, EndedGrant, Grant};
-use super::handle::HandleHash;
-use super::lifetime::{DescriptorLock, Lease, Lifetime, Sighting};
-use super::owner::{Owner, PidDomain, PidSpace, ProcessId};
-use super::record::Record;
-use super::waiter::{QueuePlace, Waiter};
+use super::{
+    DescriptorLock, EndRequest, EndedGrant, Facts, Grant, HandleHash, Lease, Lifetime, Owner, PidDomain, PidSpace,
+    ProcessId, Query, QueuePlace, Record, Sighting, Waiter,
+};
 
 /// Request of a caller about a record. Each request has its own type of response. A trace contains it.
 pub trait Request: Clone + Serialize {
@@ -65,12 +62,6 @@ pub struct RenewGrant {
     pub begins: bool,
 }
 
-impl RenewGrant {
-    pub fn new(credentials: Credentials, lifetime: Lifetime) -> RenewGrant {
-        RenewGrant { credentials, lifetime, begins: false }
-    }
-}
-
 /// Tells hosts that cannot see the owner of the caller's grant that the owner has died.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct OwnerDied(pub Credentials);
@@ -110,8 +101,9 @@ pub struct Sweep;
 pub struct Note(pub Vec<Sighting>);
 
 /// A caller that waits first gets a provisional grant, and confirms it by a second request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
+    #[default]
     Direct,
     /// Depends on the waiting process.
     Provisional,
@@ -119,7 +111,7 @@ pub enum Phase {
     Confirm,
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Acquire {
     pub entry: Waiter,
     /// True to enter the queue if the lock is not free.
@@ -135,18 +127,11 @@ pub struct Acquire {
 
 impl Acquire {
     pub fn new(entry: Waiter) -> Acquire {
-        Acquire {
-            entry,
-            queue: false,
-            place: QueuePlace::Nowhere,
-            refuse_stale: false,
-            phase: Phase::Direct,
-            has_file: false,
-        }
+        Acquire { entry, ..Acquire::default() }
     }
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Credentials {
     pub proof: Option<HandleHash>,
     /// Processes that the caller may act for; a grant matches if its owner is among them.

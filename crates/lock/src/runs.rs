@@ -5,13 +5,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::facts::{Facts, Query};
-use super::handle::HandleHash;
-use super::job::{JobState, Promise, Runs, Success};
 use super::protocol::write_if_changed;
-use super::record::Record;
 use super::release::{Answer, Match, find, refuse};
-use super::request::{Credentials, NotHolder, Request, Transition};
+use super::{
+    Credentials, Facts, HandleHash, JobState, NotHolder, Promise, Query, Record, Request, Runs, Success, Transition,
+};
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BeginRun {

@@ -5,13 +5,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::grant::{Grant, Mode};
-use super::handle::HandleHash;
-use super::lifetime::{Lease, Lifetime};
-use super::owner::{Owner, PidDomain, ProcessId};
 use super::text::{self, is_default};
+use super::{Grant, HandleHash, Lease, Lifetime, Mode, Owner, PidDomain, ProcessId};
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiter {
     /// Hash of the waiter's handle; the waiter's channel is derived from it.
     pub proof: HandleHash,
@@ -54,23 +51,7 @@ pub struct Waiter {
 impl Waiter {
     /// Entry of a process that waits for an exclusive lock, which this owner will hold while it lives.
     pub fn new(proof: HandleHash, owner: Owner, process: ProcessId) -> Waiter {
-        Waiter {
-            proof,
-            mode: Mode::Exclusive,
-            slots: None,
-            owner: Arc::new(owner),
-            process,
-            lifetime: Lifetime::WhileOwnerLives,
-            needs_confirmation: false,
-            release_on_exit: false,
-            claim: None,
-            latest_only: false,
-            enclosing_grants: Vec::new(),
-            blocked_processes: Vec::new(),
-            was_frozen: false,
-            lease: None,
-            since: 0,
-        }
+        Waiter { proof, owner: Arc::new(owner), process, ..Waiter::default() }
     }
 
     /// Entry of a waiter that has not confirmed its grant, without what only the waiter knows.
@@ -108,8 +89,9 @@ pub struct Replacement {
 }
 
 /// Place of a caller in the queue, as far as the caller knows.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum QueuePlace {
+    #[default]
     Nowhere,
     InRecord,
     OnPage(QueuePosition),

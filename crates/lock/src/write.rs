@@ -11,16 +11,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::ending::{end, evict};
-use super::facts::{Facts, Liveness, Query};
-use super::grant::{EndReason, EndedGrant, Grant};
-use super::handle::HandleHash;
-use super::owner::{PidSpace, ProcessId};
-use super::protocol::{Standing, write};
+use super::protocol::write;
 use super::queue::grant_waiting;
-use super::record::Record;
 use super::release::{Match, find, not_holder};
-use super::request::{Credentials, NotHolder, Orphan, Request, Transition};
-use super::value::Value;
+use super::{
+    Credentials, EndReason, EndedGrant, Facts, Grant, HandleHash, Liveness, NotHolder, Orphan, PidSpace, ProcessId,
+    Query, Record, Request, Standing, Transition, Value,
+};
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SetValue {

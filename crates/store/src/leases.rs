@@ -14,8 +14,7 @@ use std::time::Duration;
 
 use super::{Call, guarded};
 use host::Host;
-use lock::error::Result;
-use lock::{ClockReading, Lease, LeaseClock, LeaseStart, Sighting, age, boot_of};
+use lock::{ClockReading, Lease, LeaseClock, LeaseStart, Result, Sighting, age, boot_of};
 
 /// Leases on a clock that all users of a store share.
 pub trait Leases {

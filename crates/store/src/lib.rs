@@ -38,8 +38,7 @@ pub use write_set::{CommitResult, Durability, LinesOfHistory, Write, WriteOption
 use host::Host;
 pub use host::{Scope, Subscription};
 pub use lock::Version;
-use lock::error::{Error, Result};
-use lock::text;
+use lock::{Error, Result, text};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Versioned {

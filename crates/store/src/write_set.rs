@@ -8,9 +8,8 @@ use std::sync::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::{Call, Leases, Version, Versioned, guarded};
-use lock::Lease;
-use lock::error::{Error, ErrorKind, Result};
 use lock::history::HistoryLimits;
+use lock::{Error, ErrorKind, Lease, Result};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommitResult {

@@ -25,8 +25,7 @@ use engine::lease_schedule::{
 };
 use engine::{Engine, OpenLockSet};
 use host::{WakeAddress, WakeSocket, is_at_work, is_stopped, liveness_of, pidfd_of, send};
-use lock::error::Result;
-use lock::{EndReason, EndedGrant, Lease, Lifetime, Liveness, OwnerDied, ProcessId};
+use lock::{EndReason, EndedGrant, Lease, Lifetime, Liveness, OwnerDied, ProcessId, Result};
 use store::{Call, Subscription, Topic};
 
 /// Maximum number of records that are subscribed to: each takes a connection.

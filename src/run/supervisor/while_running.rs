@@ -21,9 +21,8 @@ use engine::cleaners::{self, CleanerGuard};
 use engine::lease_schedule::{IDLE_BEFORE_REST, LeaseSchedule, StopReason, StopTimes};
 use engine::{Engine, LockRef, OpenLockSet};
 use host::{WakeSocket, is_stopped};
-use lock::error::{ErrorKind, Result};
 use lock::history::RunEnd;
-use lock::{EndReason, Lifetime, ProcessId};
+use lock::{EndReason, ErrorKind, Lifetime, ProcessId, Result};
 use store::Scope;
 
 /// Maximum time of a wait without a timer: it does not notice that the machine was suspended.

@@ -55,7 +55,7 @@ on_every_store! {
         let cat = old.pid();
         let free = format!("wait until pid {cat} unlocks the file, or end that process with `kill {cat}`");
         let other = sandbox.csalock(["unlock", "./f"]).capture();
-        let said = format!("csalock: lock SANDBOX/files/f in store STORE belongs to another holder: {held}; {file}; give its handle with --handle, or {free}\n");
+        let said = format!("csalock: lock SANDBOX/files/f in store STORE belongs to another holder: {held}; {file}; this script never had it; set the trap after the lock, or give its handle with --handle\n");
         assert_eq!((other.code, sandbox.plain(&other.stderr)), (Some(82), sandbox.plain(&said)));
         let status = sandbox.csalock(["status", "./f"]).capture().stdout;
         assert!(status.ends_with(&format!("\nbreak    the holder may wait for the file: {free}\n")), "{status}");

@@ -5,10 +5,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use nix::NixPath;
-use nix::Result;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, Mode};
+use nix::{NixPath, Result};
 
 use super::model::replay::{self, Call, text};
 

@@ -7,8 +7,7 @@ use crate::Engine;
 use crate::facts::Witnessed;
 use crate::history::Remark;
 use host::end_abandoned;
-use lock::error::{Error, ErrorKind, Result};
-use lock::{Cancel, Cycle, Grant, Lifetime, Record, Refusal};
+use lock::{Cancel, Cycle, Error, ErrorKind, Grant, Lifetime, Record, Refusal, Result};
 use store::{Call, WriteSet};
 
 impl Engine {

@@ -8,8 +8,7 @@ use crate::deadlock::{DEADLOCK_DELAY, SECOND_CHECK_DELAY};
 use crate::wait_policy::{OnWait, Progress};
 use host::signals::Interrupt;
 use host::{WakeAddress, WakeReason, WakeSet, Watched};
-use lock::error::Result;
-use lock::{Awaited, Cycle, HandleHash, Lifetime, Owner, PidDomain, ProcessId, Record, WaitEdges};
+use lock::{Awaited, Cycle, HandleHash, Lifetime, Owner, PidDomain, ProcessId, Record, Result, WaitEdges};
 use store::{Topic, Version, guarded};
 
 /// Covers the rounding of every clock, after the end of a lease.

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use super::*;
-use lock::error::ErrorKind;
-use lock::{BeginRun, RunStart};
+use lock::{BeginRun, ErrorKind, RunStart};
 use store::{Abilities, Finding, Leases, Scope, Upkeep, Versioned, Visit, guarded};
 
 const JOB: &[u8] = b"job";

@@ -1,10 +1,7 @@
 //! Tests of cycles drawn by hand. Every process lives; process N holds and waits with its own handle hash.
 
 use super::*;
-use crate::Mode;
-use crate::lifetime::{Lease, LeaseClock, LeaseStart};
-use crate::owner::{Owner, PidDomain, ProcessId};
-use crate::{Handle, Liveness};
+use crate::{Handle, Lease, LeaseClock, LeaseStart, Liveness, Mode, Owner, PidDomain, ProcessId};
 use std::num::NonZeroU32;
 
 fn proof(pid: i32) -> HandleHash {

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use super::*;
 use crate::queue::INLINE_WAITERS;
 use crate::{
-    Acquire, AcquireStep, AskToEnd, Awaited, Break, Cancel, Credentials, DescriptorLock, EndRequest, EndedGrant, Lease,
-    LeaseClock, LeaseStart, Mode, NotHolder, OwnerDied, Pages, Phase, PidDomain, ProcessId, QueuePlace, QueuePosition,
-    Refusal, Release, RenewGrant, Sweep, Waiter,
+    Acquire, AcquireStep, AskToEnd, Awaited, Break, Cancel, Credentials, DescriptorLock, EndRequest, EndedGrant,
+    Handle, Lease, LeaseClock, LeaseStart, Mode, NotHolder, OwnerDied, Pages, Phase, PidDomain, ProcessId, QueuePlace,
+    QueuePosition, Refusal, Release, RenewGrant, Sweep, Waiter, decode, encode,
 };
-use crate::{Handle, decode, encode};
 
 fn domain() -> PidDomain {
     PidDomain { machine: "m".into(), boot: "b".into(), pids: "p".into(), net: 1 }
@@ -126,6 +125,10 @@ fn apply<R: Request>(record: &mut Record, version: u64, ask: R, dead: &[i32]) ->
 
 fn take(record: &mut Record, version: u64, pid: i32, share: Mode) -> AcquireStep {
     apply(record, version, wants(pid, share), &[]).0
+}
+
+fn renewal(credentials: Credentials, lifetime: Lifetime) -> RenewGrant {
+    RenewGrant { credentials, lifetime, begins: false }
 }
 
 fn handle_of(pid: i32) -> Credentials {
@@ -320,7 +323,7 @@ fn a_lease_that_is_over_ends_the_grant_for_all_callers() {
     record.holders[0].lifetime = Lifetime::ExpiresAt(lease(0));
     for step in [
         settle(&record, &Release(handle_of(1)), &[]),
-        settle(&record, &RenewGrant::new(by_owner(1), Lifetime::ExpiresAt(lease(9))), &[]),
+        settle(&record, &renewal(by_owner(1), Lifetime::ExpiresAt(lease(9))), &[]),
     ] {
         assert!(
             matches!(&step, Transition::Done(Err(NotHolder { holders, ending: Some(EndedGrant { reason: EndReason::Expired, .. }), .. })) if holders.is_empty()),
@@ -747,16 +750,16 @@ fn a_lease_can_be_renewed_late_until_another_caller_acquires_the_lock() {
     let renewed = |ends| Lifetime::Keepalive(lease(ends));
     let credentials = handle_of(1);
     let held = held_by(1, renewed(0));
-    let Transition::Write { record, .. } = settle(&held, &RenewGrant::new(credentials.clone(), renewed(9)), &[]) else {
+    let Transition::Write { record, .. } = settle(&held, &renewal(credentials.clone(), renewed(9)), &[]) else {
         panic!()
     };
     assert_eq!(record.holders[0].lifetime, renewed(9));
     // A grant with a fixed time limit keeps the limit, and is over when the limit is.
     let held = held_by(1, Lifetime::ExpiresAt(lease(5)));
-    let step = settle(&held, &RenewGrant::new(credentials.clone(), renewed(9)), &[]);
+    let step = settle(&held, &renewal(credentials.clone(), renewed(9)), &[]);
     assert!(matches!(step, Transition::Done(Ok(grant)) if grant.lifetime == Lifetime::ExpiresAt(lease(5))));
     let held = held_by(2, Lifetime::WhileOwnerLives);
-    let step = settle(&held, &RenewGrant::new(credentials, renewed(9)), &[]);
+    let step = settle(&held, &renewal(credentials, renewed(9)), &[]);
     assert!(matches!(step, Transition::Done(Err(other)) if !other.holders.is_empty()));
 }
 
@@ -770,7 +773,7 @@ fn a_holder_that_begins_has_waited_until_then() {
             let grant = &mut held.holders[0];
             (grant.mode, grant.since, grant.waited) = (mode, 10, 7);
             let times_at = |wall: u64, begins: bool| {
-                let ask = RenewGrant { begins, ..RenewGrant::new(handle_of(1), lifetime.clone()) };
+                let ask = RenewGrant { begins, ..renewal(handle_of(1), lifetime.clone()) };
                 match decide(&held, &ask, &Facts::at(wall)).unwrap() {
                     Transition::Write { record, .. } => (record.holders[0].since, record.holders[0].waited),
                     Transition::Done(done) => panic!("{done:?}"),
@@ -791,7 +794,7 @@ fn the_last_lease_of_a_holder_whose_renewal_was_ended_is_the_one_that_it_knows()
     let Transition::Write { record, response, .. } = settle(&held, &ends(1), &[]) else { panic!() };
     assert_eq!((&record.holders[0].lifetime, response), (&Lifetime::ExpiresAt(lease(5)), Some(proof(1))));
     // Neither the keeper nor a repeated request changes that lease.
-    let step = settle(&record, &RenewGrant::new(handle_of(1), Lifetime::Keepalive(lease(9))), &[]);
+    let step = settle(&record, &renewal(handle_of(1), Lifetime::Keepalive(lease(9))), &[]);
     assert!(matches!(step, Transition::Done(Ok(grant)) if grant.lifetime == Lifetime::ExpiresAt(lease(5))));
     assert!(matches!(settle(&record, &ends(1), &[]), Transition::Done(None)));
     // The next caller waits for the end of the lease.

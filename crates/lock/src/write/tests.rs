@@ -3,9 +3,8 @@
 use super::*;
 use crate::{
     Grant, HandleHash, Lease, LeaseClock, LeaseStart, Lifetime, Liveness, Mode, Owner, PidDomain, ProcessId, Request,
-    Waiter,
+    Waiter, decide, decode, encode,
 };
-use crate::{decide, decode, encode};
 
 fn proof(pid: i32) -> HandleHash {
     crate::Handle::new([pid as u8; 16]).proof()
