@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use crate::sandbox::{Done, Kind, Sandbox, has, is_root, shells, wait_until};
 
 /// A sandbox in which the name is installed, before flock(1) in PATH, and files keep their locks beside them.
-fn install(sandbox: &Sandbox) {
+pub(crate) fn install(sandbox: &Sandbox) {
     symlink("csalock", sandbox.path("bin/flock")).unwrap();
 }
 
@@ -65,7 +65,7 @@ const SAME: [&str; 38] = [
 ];
 
 /// With a descriptor.
-const DESCRIPTORS: [&str; 17] = [
+const DESCRIPTORS: [&str; 18] = [
     "exec 9> g; flock -n 9; echo $?; flock -n g echo no; echo $?; flock -u 9; echo $?; flock -n g echo yes",
     "( flock 9; echo in; exit 7 ) 9> g; echo $?; flock -n g echo free",
     "{ flock -n 9; echo $?; flock -n g true; echo $?; } 9> g; flock -n g echo free",
@@ -74,6 +74,7 @@ const DESCRIPTORS: [&str; 17] = [
     "exec 9> g; flock 9; (until [ -e go ]; do sleep 0.01; done) & exec 9>&-; flock -n g true; echo $?; > go; flock g echo later",
     "exec 9> g 8> g; flock 9; flock -n 8; echo $?; flock -n -E 4 8; echo $?; flock --verbose -n 8 2>&1; flock -w 0.1 8; echo $?",
     "exec 9> g 8> g; flock -s 9; flock -s -n 8; echo $?; flock -x -n 8; echo $?; flock -u 9; flock -x -n 8; echo $?",
+    "exec 9> g; flock 9; exec 9>&-; rm g; exec 9> g; flock -n 9; echo $?",
     "exec 9< .; flock 9; flock -n . true; echo $?",
     "exec 9> g; flock 9; rm g; flock -n 9; echo $?; flock -n g echo another",
     "exec 9> g; flock -u 9; echo $?; flock -n g echo free",

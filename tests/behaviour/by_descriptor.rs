@@ -257,6 +257,31 @@ on_every_store_of_files! {
         sandbox.call("unshare", ["-m", "dash", "-c", hidden]).stdout("0\n").run();
     }
 
+    fn in_a_container_the_removal_of_the_file_ends_no_wait_and_blocks_no_caller(sandbox: &Sandbox) {
+        let inside = |text: &str| sandbox.script("bash", text).env(FIRST_PIDS, "1");
+        let mut holder = inside("exec 9> f; csalock lock --fd 9; echo; read line; rm f; echo; read line").ready();
+        let lock = "exec 9> f; csalock lock -n --fd 9 && echo";
+        let next = inside("exec 9> f; csalock lock -w inf --fd 9 && echo next").spawn();
+        wait_until("it waits", || waiting(sandbox) == 1);
+        holder.tell("");
+        holder.lines(1);
+        // The kernel locks the removed file for both.
+        drop(holder);
+        next.wait().is(0, "next\n", "");
+        inside(&format!("{lock} a; exec 9>&-; rm f; {lock} b; rm f; {lock} c")).stdout("a\nb\nc\n").run();
+        inside(&format!("{lock} a; exec 9>&-; rm f; csalock run -n ./f echo b; csalock run -n --flock ./f echo c"))
+            .stdout("a\nb\nc\n")
+            .run();
+    }
+
+    fn in_a_container_callers_at_the_same_time_do_not_wait_for_each_other(sandbox: &Sandbox) {
+        for _ in 0..10 {
+            let call = "( csalock lock -q -w inf --fd 9 || exit; echo in ) 9> f";
+            let jobs: Vec<Job> = (0..8).map(|_| sandbox.script("dash", call).env(FIRST_PIDS, "1").spawn()).collect();
+            jobs.into_iter().for_each(|job| job.wait().is(0, "in\n", ""));
+        }
+    }
+
     fn a_file_without_a_name_is_locked_all_the_same(sandbox: &Sandbox) {
         let script = "exec 9> f; rm f; csalock lock --fd 9 -n && echo; read line";
         let mut holder = sandbox.script("bash", script).ready();

@@ -82,6 +82,9 @@ fn why_not(test: &harness::Test) -> Option<&'static str> {
     {
         return (!extent::is_turn_of(storm, host_storm::STORMS.len())).then_some(extent::FOR_ALL);
     }
+    if modules == ["originals"] && extent::extent() == extent::Extent::Quick {
+        return Some(extent::FOR_ALL);
+    }
     let [first, .., kind] = modules[..] else { return None };
     if kind == "ssh" && (NOT_ON_SSH.contains(&test.name) || first == "library") {
         return Some("");
@@ -178,6 +181,7 @@ mod modes;
 mod names;
 mod namespaces;
 mod old_flock;
+mod originals;
 mod outages;
 mod overlaps;
 mod owner;

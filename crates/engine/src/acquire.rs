@@ -240,29 +240,36 @@ impl AcquireAttempt<'_> {
 
     /// Tries to lock the file if a descriptor is in the way whose lock cannot be seen from here. Only a caller that is next
     /// does so, and it keeps the file until it has the lock: a try that were given back could make another process fail.
+    /// It lets go of the file if another caller is before it, which may wait for the file.
     fn try_file(&mut self, record: &Record) -> Result<()> {
         let (engine, me) = (&self.engine, self.terms.entry.proof);
         let is_next = record.waiters.first().is_none_or(|first| first.proof == me);
-        if self.file.is_some() || !is_next {
-            return Ok(());
-        }
         let mut unseen = Vec::new();
         for grant in &record.holders {
+            let domain = &grant.owner.domain;
             if let Lifetime::Descriptor(lock) = &grant.lifetime
-                && engine.host.descriptor(&grant.owner.domain, lock, engine.store.scope()) == Liveness::Unknown
+                && engine.host.descriptor(domain, lock, engine.store.scope()) == Liveness::Unknown
             {
-                unseen.push((lock, grant.owner.domain.boot == engine.host.pid_space()?.boot));
+                let here = engine.host.pid_space()?;
+                unseen.push((lock, domain.boot == here.boot, here.contains(domain)));
             }
         }
-        let Some(path) = engine.file_of(self.name).filter(|_| !unseen.is_empty()) else { return Ok(()) };
+        let path = engine.file_of(self.name).filter(|_| is_next && !unseen.is_empty());
         // flock(2) on a file of this host says nothing of another host.
-        if unseen.iter().any(|(_, is_here)| !is_here) && !is_on_network(&path) {
+        let path = path.filter(|path| unseen.iter().all(|(_, is_here, _)| *is_here) || is_on_network(path));
+        let Some(path) = path else {
+            (self.file, self.terms.has_file) = (None, false);
+            return Ok(());
+        };
+        if self.file.is_some() {
             return Ok(());
         }
+        // A holder that sees these processes and this path may have removed its file, after which flock(2) locks another.
         self.file = try_flock(&path, self.terms.entry.mode != Mode::Shared)
-            .filter(|(_, own)| unseen.iter().all(|(lock, is_here)| lock.is_of_same_file(own, *is_here)))
+            .filter(|(_, own)| unseen.iter().all(|(lock, here, near)| *near || lock.is_of_same_file(own, *here)))
             .map(|(file, _)| file);
-        self.terms.has_file = self.file.is_some();
+        let is_removed = unseen.iter().all(|(.., near)| *near) && path.try_exists().is_ok_and(|exists| !exists);
+        self.terms.has_file = self.file.is_some() || is_removed;
         Ok(())
     }
 
