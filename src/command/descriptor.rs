@@ -39,10 +39,6 @@ pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::R
     let Some(path) = path_of(number, &file) else {
         return lock_unrecorded(context, taking, &file, context.host.boottime());
     };
-    if held.is_none() {
-        // flock(2) converts a lock in these two steps, too.
-        unlock(context, number)?;
-    }
     // It is never dropped: the kernel closes its descriptors at the end of the process.
     let signals = ManuallyDrop::new(Signals::listen()?);
     let targets = context.lock_set_of_files(&[OsString::from(&path)], true)?;
@@ -54,27 +50,16 @@ pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::R
             Error::invalid(what, "lock the path without --fd, or name a store of this host with --store").into()
         );
     }
-    if let Some(lock) = &held
-        && is_recorded(&opened, lock)?
-    {
-        return Ok(Exit::Done);
+    match &held {
+        Some(lock) if is_recorded(&opened, lock)? => return Ok(Exit::Done),
+        Some(_) => {}
+        // flock(2) converts a lock in these two steps, too.
+        None => _ = unlock(context, number)?,
     }
     let acquisition =
         Acquisition { locks_file: true, ..Acquisition::new(context, &taking.waiting, &signals, opened.lease()) };
     let request = request_for_script(context, taking)?;
-    let acquired = match held {
-        // Without a record the lock is that of flock(1), or of a csalock that was killed. It stays, unless the script must
-        // wait for the record: a caller that has this may wait for the file.
-        Some(_) => match (Acquisition { policy: WaitPolicy::NONE, ..acquisition }).acquire(&opened, &request)? {
-            AcquireResult::Refused(..) if !acquisition.policy.is_none() => {
-                unlock(context, number)?;
-                acquisition.acquire(&opened, &request)?
-            }
-            acquired => acquired,
-        },
-        None => acquisition.acquire(&opened, &request)?,
-    };
-    let mut grants = match acquired {
+    let mut grants = match acquire(&acquisition, &opened, &request, held.map(|_| number))? {
         AcquireResult::Granted(grants, _) => grants,
         ended => return acquisition.end(&opened, &ended),
     };
@@ -86,12 +71,31 @@ pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::R
         Err(error) => Err(error),
     };
     if !matches!(done, Ok(None)) {
-        // What failed before says more than a failure of this.
+        // The error from before says more than one of this.
         let _ = fs2::FileExt::unlock(&file);
         opened.release_all(request.handle.proof())?;
     }
     report_taken(&context.common, &opened, &grants, None, Some(&request.entry.owner));
     Ok(done?.unwrap_or(Exit::Done))
+}
+
+/// Without a record, the lock of a descriptor that is `held` is that of flock(1), or of a csalock that was killed. It stays,
+/// unless the script must wait for the record: a caller that has this may wait for the file.
+fn acquire(
+    acquisition: &Acquisition<'_>,
+    opened: &OpenLockSet<'_>,
+    request: &AcquireRequest,
+    held: Option<i32>,
+) -> anyhow::Result<AcquireResult> {
+    if let Some(number) = held {
+        let at_once = Acquisition { policy: WaitPolicy::NONE, ..*acquisition };
+        let acquired = at_once.acquire(opened, request)?;
+        if acquisition.policy.is_none() || !matches!(acquired, AcquireResult::Refused(..)) {
+            return Ok(acquired);
+        }
+        unlock(acquisition.context, number)?;
+    }
+    Ok(acquisition.acquire(opened, request)?)
 }
 
 /// The record says that a descriptor has this lock.

@@ -33,7 +33,7 @@ pub fn check(name: &[u8]) -> Result<()> {
 
 const LITERAL: &[u8] = b"name:";
 
-/// What follows `name:` is a name, whatever it looks like.
+/// The rest of a word that begins with `name:` is a name, even if it looks like a path.
 pub fn literal(typed: &[u8]) -> Option<&[u8]> {
     typed.strip_prefix(LITERAL)
 }
