@@ -74,8 +74,9 @@ pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::R
         // The error from before says more than one of this.
         let _ = fs2::FileExt::unlock(&file);
         opened.release_all(request.handle.proof())?;
+    } else {
+        report_taken(&context.common, &opened, &grants, None, Some(&request.entry.owner));
     }
-    report_taken(&context.common, &opened, &grants, None, Some(&request.entry.owner));
     Ok(done?.unwrap_or(Exit::Done))
 }
 

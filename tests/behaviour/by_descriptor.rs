@@ -192,7 +192,7 @@ on_every_store_of_files! {
         wait_until("its command runs", || proc::program(old.pid()) == "cat");
         let busy = "csalock: lock SANDBOX/files/f is busy: its file is locked with flock(2), as flock(1) does it, by pid \
                     PID: cat; wait longer with -w, or see lslocks(8)\n";
-        for options in ["-n", "-w 0", "-w 10ms"] {
+        for options in ["-n", "-v -n", "-w 0", "-w 10ms"] {
             let script = format!("exec 9> f; csalock lock {options} --fd 9");
             sandbox.script("dash", &script).status(75).stderr(busy).run();
             assert_eq!(sandbox.state("./f"), "free", "{options}");
