@@ -118,9 +118,13 @@ on_every_store_of_files! {
 
     fn a_descriptor_that_a_shell_closes_is_passed_on_explicitly(sandbox: &Sandbox) {
         for shell in shells() {
-            let script = "exec 9> f; csalock lock --fd 9 -n 9>&9; echo $?; csalock run -nq --flock ./f true; echo $?; \
-                          exec 9>&-; csalock run -nq --flock ./f true; echo $?";
-            sandbox.script(shell, script).stdout("0\n84\n0\n").run();
+            // mksh keeps a copy of a descriptor that it has passed on, and closes it when it ends.
+            let free = if shell == "mksh" { "csalock unlock --fd 9 9>&9" } else { "exec 9>&-" };
+            let script = format!(
+                "exec 9> f; csalock lock --fd 9 -n 9>&9; echo $?; csalock run -nq --flock ./f true; echo $?; \
+                 {free}; csalock run -nq --flock ./f true; echo $?"
+            );
+            sandbox.script(shell, &script).stdout("0\n84\n0\n").run();
         }
         let not_open = "csalock: descriptor 9 is not open; open it first: exec 9> FILE; ksh and mksh pass it on only with 9>&9\n";
         for words in ["lock", "unlock"] {

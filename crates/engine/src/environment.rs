@@ -140,7 +140,8 @@ pub fn default_store() -> Result<Location> {
 }
 
 /// Store in which this user may write, for the record of a file that the kernel locks too: two calls may find different
-/// stores. A user whose home directory is missing or another user's has one that ends with the session or with the boot; `creates` permits to create that.
+/// stores. A user whose home directory is missing or another user's has one that ends with the session or with the boot;
+/// `creates` permits to create it.
 pub fn writable_store(creates: bool) -> Result<Location> {
     let user = geteuid();
     let session = PathBuf::from(format!("/run/user/{user}"));
