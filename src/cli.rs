@@ -38,7 +38,7 @@ const JSON_OF_MOST: &str = "Print the result as one JSON document; not for run";
 #[derive(Debug, Parser)]
 #[command(
     name = "csalock",
-    version,
+    version = env!("CSALOCK_VERSION"),
     max_term_width = 100,
     subcommand_required = true,
     arg_required_else_help = true,
