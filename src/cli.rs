@@ -148,7 +148,7 @@ fn general_last(command: clap::Command) -> clap::Command {
         // clap appends an argument that changes.
         command.mut_arg(id, |argument| match id {
             "help" => argument.help("Print help; -h is shorter").help_heading(OUTPUT),
-            "version" => argument.help("Print version; with -v, the kinds of stores too").help_heading(OUTPUT),
+            "version" => argument.help("Print version; with -v, stores and formats too").help_heading(OUTPUT),
             _ => argument.display_order(BEHIND_ALL + at),
         })
     })
