@@ -40,9 +40,9 @@ pub(crate) fn stop(pids: &[i32]) {
     });
 }
 
-/// Whether a process exists and is not a zombie.
+/// Whether a process exists and is not a zombie. Its other threads may end after the first one, and have its files until then.
 pub(crate) fn lives(pid: i32) -> bool {
-    stat(pid).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'))
+    stat(pid).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X') || stat_field(pid, 20) > Some(1))
 }
 
 /// The name of the program that a process runs, at most 15 characters of it; empty when there is none.
