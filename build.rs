@@ -24,6 +24,7 @@ fn main() {
 
 /// Returns the commit, if the project is the top directory of a git checkout. A build for tests is hardly optimized and
 /// names no commit, because each commit would compile it anew.
+#[expect(clippy::disallowed_methods, reason = "this is how cargo and a build script communicate")]
 fn commit(project: &Path) -> Option<String> {
     if env::var("OPT_LEVEL").is_ok_and(|level| level == "0" || level == "1") {
         return None;

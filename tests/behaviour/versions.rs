@@ -58,7 +58,7 @@ for name in forever twice slots one two; do csalock status -q $name || echo $nam
 csalock history | grep -c 'released\\|ended'; csalock gc --dry-run > said || echo $?
 csalock put short 2; csalock get short; echo; csalock unlock --force forever > said; csalock run -n forever true
 csalock claim two --id you 2> said; echo $?; csalock unclaim one two --id me; csalock run -n past true; csalock run -n two true";
-    sandbox.script("dash", &script).stdout("a value\n2000\nme\nme\n\"label\":\"a label\"\n3\n2\n2\n83\n").run();
+    sandbox.script("dash", script).stdout("a value\n2000\nme\nme\n\"label\":\"a label\"\n3\n2\n2\n83\n").run();
     let record = sandbox.open().read(StoreCall::default(), b"short").unwrap().unwrap();
     assert!(record.body.starts_with(format!("{{\"csalock\":{},", lock::line::FORMAT).as_bytes()), "{file:?}");
 }
