@@ -39,7 +39,7 @@ on_every_store! {
     fn a_name_that_looks_like_a_path_locks_no_file(sandbox: &Sandbox) {
         let path = sandbox.path("files/new");
         let name = format!("name:{}", path.display());
-        sandbox.csalock(["run", &name, "true"]).without("CSALOCK_STORE").run();
+        sandbox.csalock(["run", "-q", &name, "true"]).without("CSALOCK_STORE").run();
         sandbox.csalock(["run", "--flock", &name, "true"]).capture().says(64, "is not a path");
         assert!(!path.exists());
     }
@@ -219,7 +219,7 @@ on_every_store! {
         };
         assert_eq!([two("./src/x"), two("name:src/x")], ["in\n0\n", "84\n"]);
         // Under `run` no store was chosen for files, and beside the file as ever.
-        sandbox.script("dash", "cd a; csalock run n csalock run -n src/x echo in").without("CSALOCK_STORE").stdout("in\n").run();
+        sandbox.script("dash", "cd a; csalock run -q n csalock run -n src/x echo in").without("CSALOCK_STORE").stdout("in\n").run();
     }
 
     fn a_literal_name_is_that_name_in_every_command(sandbox: &Sandbox) {

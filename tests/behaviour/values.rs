@@ -45,6 +45,15 @@ on_every_store! {
         assert!(sandbox.is_tidy());
     }
 
+    fn of_callers_that_delete_a_value_at_once_one_is_told(sandbox: &Sandbox) {
+        let script = "csalock put -q x new
+                      for i in 1 2 3 4 5 6; do { csalock del -q x; echo $? >> codes; } & done; wait
+                      grep -c '^0$' codes; rm codes";
+        for _ in 0..sandbox.many(12) {
+            sandbox.script("dash", script).stdout("1\n").run();
+        }
+    }
+
     fn versions_grow_by_one_and_never_come_back(sandbox: &Sandbox) {
         let mut before = 0;
         for round in 0..3 {

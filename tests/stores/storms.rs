@@ -193,7 +193,7 @@ impl Worker<'_> {
                     assert!(new.number >= highest, "{} after {highest}", new.number);
                     return Some(new);
                 }
-                CommitResult::Conflict(_) => {}
+                CommitResult::Conflict(_) | CommitResult::Unclear => {}
             }
         }
         panic!("process {} never has its turn", self.who);

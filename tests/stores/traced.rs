@@ -349,7 +349,7 @@ fn take(store: &dyn Store, step: &str) -> String {
     let body = (words[1] == "put").then_some(&b"new"[..]);
     match store.swap_with(words[0].as_bytes(), version.as_ref(), body, keep) {
         Ok(CommitResult::Done(_)) => "stored".to_string(),
-        Ok(CommitResult::Conflict(_)) => "conflict".to_string(),
+        Ok(CommitResult::Conflict(_) | CommitResult::Unclear) => "conflict".to_string(),
         Err(error) => csalock::exit::Exit::from(error.kind()).code().to_string(),
     }
 }

@@ -95,7 +95,7 @@ impl Commit<'_> {
 
     fn create(&self, body: &[u8]) -> Result<CommitResult> {
         let unnumbered = self.pointer(Stage::Unnumbered, 0)?;
-        let Some(listing) = self.create_unnumbered(&unnumbered, body)? else { return Ok(CommitResult::Conflict(None)) };
+        let Some(listing) = self.create_unnumbered(&unnumbered, body)? else { return Ok(CommitResult::Unclear) };
         match listing.number(&unnumbered, self.host()) {
             Ok(Some(numbered)) => {
                 self.sync_names(Some(&listing))?;
@@ -105,10 +105,10 @@ impl Commit<'_> {
             // We report a failure, so we withdraw the record: else another process would number it and it would stand.
             Err(error) => match listing.remove_pointer(&unnumbered) {
                 Ok(true) => listing.remove_directory().and(Err(error)),
-                Ok(false) => self.outcome_of_rename(unnumbered.ident),
+                Ok(false) => self.outcome_of_creation(&unnumbered),
                 Err(error) => Err(error.outcome_unknown()),
             },
-            Ok(None) => self.outcome_of_rename(unnumbered.ident),
+            Ok(None) => self.outcome_of_creation(&unnumbered),
         }
     }
 
@@ -227,7 +227,7 @@ impl Commit<'_> {
         {
             return Err(error);
         }
-        Ok(if removed { CommitResult::Done(end.version()) } else { CommitResult::Conflict(None) })
+        Ok(if removed { CommitResult::Done(end.version()) } else { self.conflict(None) })
     }
 
     /// Empties a pointer that contained the record itself: its holder ends long before the name does, and its command may
@@ -272,6 +272,12 @@ impl Commit<'_> {
         Ok(true)
     }
 
+    /// Another process may have numbered our record, and others may have gone on from there.
+    fn outcome_of_creation(&self, unnumbered: &Pointer) -> Result<CommitResult> {
+        let done = self.outcome_of_rename(unnumbered.ident)?;
+        Ok(if done.is_done() { done } else { CommitResult::Unclear })
+    }
+
     /// Our rename may have happened although it found no source: another process has numbered our record, or the reply was
     /// lost. (If others went on from there, the caller finds itself in the record.)
     fn outcome_of_rename(&self, ident: UniqueId) -> Result<CommitResult> {
@@ -288,8 +294,10 @@ impl Commit<'_> {
     /// A conflict with the record that this listing shows saves the caller a read. On a shared store a lost reply may hide
     /// that the change was made.
     fn conflict(&self, listing: Option<Listing>) -> CommitResult {
-        if self.root().scope == Scope::Local
-            && let Some(mut listing) = listing
+        if self.root().scope != Scope::Local {
+            return CommitResult::Unclear;
+        }
+        if let Some(mut listing) = listing
             && let Some(pointer) = listing.pointer.filter(Pointer::is_in_use)
             && let Ok(Some(found)) = listing.read_record(&pointer, self.host())
         {

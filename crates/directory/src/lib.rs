@@ -238,7 +238,7 @@ impl Store for Directory {
                 }
                 Ok(done)
             });
-            Ok(done?.unwrap_or(CommitResult::Conflict(None)))
+            Ok(done?.unwrap_or(CommitResult::Unclear))
         })
     }
 

@@ -329,9 +329,10 @@ impl AcquireAttempt<'_> {
         self.retry.has_priority = !self.terms.queue || before.holder(&self.terms.entry.proof).is_some();
         match self.engine.commit_update((expect, &before), &next, wake, expired, Remark::default()) {
             Ok(Committed::Done(version)) => Ok(self.after_commit(version, next, step)),
-            Ok(Committed::Conflict(found)) => {
+            Ok(lost @ (Committed::Conflict(_) | Committed::Unclear)) => {
                 // A loser on a shared store pauses first, so this record would be old: read again.
-                self.known = found.filter(|_| self.engine.store.scope() == Scope::Local);
+                let is_new = self.engine.store.scope() == Scope::Local;
+                self.known = if let Committed::Conflict(found) = lost { found.filter(|_| is_new) } else { None };
                 if self.retry.backoff()? { Ok(None) } else { self.give_up(before) }
             }
             Err(error) if enters_queue => self.after_refused_entry(before, error).map(Some),

@@ -69,7 +69,7 @@ impl Engine {
                         }
                         // A request that pauses reads again after its pause.
                         Committed::Conflict(now) if R::HAS_PRIORITY => found = now,
-                        Committed::Conflict(_) => {}
+                        Committed::Conflict(_) | Committed::Unclear => {}
                     }
                     let ended = R::ended(&response, &next);
                     if !ended.is_empty() {

@@ -33,7 +33,7 @@ impl Engine {
             }
             match self.commit_beside(key, version.as_ref(), body.as_deref(), WriteOptions::default())? {
                 CommitResult::Done(_) => return Ok(next),
-                CommitResult::Conflict(_) => retry.backoff()?,
+                CommitResult::Conflict(_) | CommitResult::Unclear => retry.backoff()?,
             };
         }
     }

@@ -14,6 +14,8 @@ pub(super) enum Committed {
     Done(Version),
     /// Another writer committed first. The record as it is, if the store returned it.
     Conflict(Option<VersionedRecord>),
+    /// A conflict, or the reply was lost.
+    Unclear,
 }
 
 impl Engine {
@@ -76,6 +78,7 @@ impl Engine {
                 let found = found.and_then(|found| self.record_of(&record.name, Some(found)).ok());
                 return Ok(Committed::Conflict(found));
             }
+            CommitResult::Unclear => return Ok(Committed::Unclear),
         };
         // A command whose grant was broken should end before the next one starts.
         self.wake_supervisors(before, record);

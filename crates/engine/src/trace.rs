@@ -136,7 +136,7 @@ impl Store for Traced {
         let result = self.store.commit(call, set);
         let event = match &result {
             Ok(CommitResult::Done(Version { number, mark })) => Event::Committed(*number, *mark),
-            Ok(CommitResult::Conflict(_)) => Event::Conflict,
+            Ok(CommitResult::Conflict(_) | CommitResult::Unclear) => Event::Conflict,
             Err(error) => Event::Unknown(error.to_string()),
         };
         // Without this line the checker assumes that the commit may have happened.

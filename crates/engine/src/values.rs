@@ -178,10 +178,11 @@ impl Engine {
                 // The write of the bytes took time, so the record is read again.
                 continue;
             }
-            writing.repeat();
-            let committed = self.commit_update((version, &record), &next, &wake, &expired, Remark::default())?;
-            if let Committed::Done(version) = committed {
-                return Ok(SetValue::with_tokens(response, version.number));
+            let was_repeated = std::mem::replace(&mut writing.credentials.repeated, true);
+            match self.commit_update((version, &record), &next, &wake, &expired, Remark::default())? {
+                Committed::Done(version) => return Ok(SetValue::with_tokens(response, version.number)),
+                Committed::Conflict(_) => writing.credentials.repeated = was_repeated,
+                Committed::Unclear => {}
             }
             // The next read may find no trace of the grant that this read has found.
             if let Some(under) = response.ok().and_then(|written| written.under) {

@@ -193,7 +193,9 @@ impl Etcd {
             let until = self.client.host.boottime().saturating_add(SEEN_LASTING);
             self.leases.add_lasting(over, &done, until);
             // The first copy of a repeated transaction may have been committed.
-            let name = name.filter(|_| !was_resent);
+            if was_resent {
+                return Ok(CommitResult::Unclear);
+            }
             let read = name.zip(done.responses.get(over.len()).and_then(|read| read.found()));
             let found = read.filter(|(name, pair)| pair.key == self.record_key(name));
             return Ok(CommitResult::Conflict(found.map(|(_, pair)| Etcd::stored(pair.clone()))));

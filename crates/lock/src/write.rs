@@ -108,7 +108,12 @@ impl Request for SetValue {
         };
         let others = other_holders(&next, mine, facts)?;
         if !others.is_empty() {
-            return Ok(refused(if mine.is_some() { WriteRefusal::Shared(others) } else { WriteRefusal::Busy(others) }));
+            return Ok(refused(match stale {
+                // It must not wait for the lock and then write what it read under the lock that it lost.
+                Some(ending) => WriteRefusal::Lost(others, ending),
+                None if mine.is_some() => WriteRefusal::Shared(others),
+                None => WriteRefusal::Busy(others),
+            }));
         }
         let before = record.value.as_ref().and_then(|value| value.version);
         let token = mine.and_then(|at| next.holders[at].token);

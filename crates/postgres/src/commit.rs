@@ -75,7 +75,7 @@ impl Postgres {
             done = self.call(call, COMMIT, &parameters);
         }
         let (mut rows, was_resent) = match done {
-            Err(error) if is_conflict(&error) => return Ok(CommitResult::Conflict(None)),
+            Err(error) if is_conflict(&error) => return Ok(CommitResult::Unclear),
             done => done.map_err(|error| self.error(call, &error))?,
         };
         let row = rows.first_mut().ok_or_else(|| self.nonsense())?;
@@ -83,11 +83,12 @@ impl Postgres {
             return Ok(CommitResult::Done(Version { number: number.unsigned_abs(), mark: 0 }));
         }
         // The first copy of a repeated transaction may have been committed.
-        let is_sure = !was_resent && !self.in_doubt.load(Ordering::SeqCst);
+        if was_resent || self.in_doubt.load(Ordering::SeqCst) {
+            return Ok(CommitResult::Unclear);
+        }
         let Some(change) = set.change else { return Ok(CommitResult::Conflict(None)) };
         row.remove(0);
-        let found = self.stored(row, change.name).ok().flatten();
-        Ok(CommitResult::Conflict(found.filter(|_| is_sure)))
+        Ok(CommitResult::Conflict(self.stored(row, change.name).ok().flatten()))
     }
 
     /// Visits all lines, oldest first.

@@ -24,6 +24,7 @@
 //! The table's name ends in the number of the format. A csalock of another format thus finds no table, instead of a
 //! wrong one, and the usual case needs no query for the format.
 
+use std::cell::Cell;
 use std::fmt::Write;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -115,6 +116,8 @@ impl Sqlite {
         if let Some(mode) = options.mode {
             checks::check_mode(&self.path, mode)?;
         }
+        // A commit that failed may stand all the same, and is tried again.
+        let has_tried = Cell::new(false);
         let done = self.with_retries(call, &mut database, |database| {
             database.connection.execute_batch(synchronous(options.durability))?;
             let file = database.file;
@@ -129,6 +132,10 @@ impl Sqlite {
                 }
                 work(&transaction)
             })?;
+            if matches!(result, CommitResult::Conflict(_)) && has_tried.get() {
+                return Ok(CommitResult::Unclear);
+            }
+            has_tried.set(true);
             transaction.commit()?;
             Ok(result)
         });
@@ -136,7 +143,7 @@ impl Sqlite {
             // SQLite opens the log by the name of the database, which fails if the file is gone.
             let file = database.take().and_then(|open| open.file);
             if file.is_some_and(|file| checks::is_elsewhere(&self.path, file)) {
-                return Ok(CommitResult::Conflict(None));
+                return Ok(CommitResult::Unclear);
             }
             Err(self.explain(call, cause))
         })

@@ -62,7 +62,12 @@ impl Ssh {
     }
 
     pub(super) fn ask<A: DeserializeOwned>(&self, call: Call, request: &WireRequest) -> Result<A> {
-        self.send(call, request).and_then(|(_, reply)| self.answer(reply))
+        self.send(call, request).and_then(|(_, reply, _)| self.answer(reply))
+    }
+
+    /// Also tells if the request was sent twice, so that its answer may be that to the second copy.
+    pub(super) fn ask_or_repeat<A: DeserializeOwned>(&self, call: Call, request: &WireRequest) -> Result<(A, bool)> {
+        self.send(call, request).and_then(|(_, reply, was_resent)| Ok((self.answer(reply)?, was_resent)))
     }
 
     fn answer<A: DeserializeOwned>(&self, reply: Reply) -> Result<A> {
@@ -73,13 +78,17 @@ impl Ssh {
         }
     }
 
-    fn send(&self, call: Call, request: &WireRequest) -> Result<(u64, Reply)> {
+    fn send(&self, call: Call, request: &WireRequest) -> Result<(u64, Reply, bool)> {
+        let mut tries = 0;
         let id = (u128::from_ne_bytes(self.host.random()?) >> 65) as u64;
         let reply = self.calls.repeat(call, |call| {
+            tries += 1;
             let mut slot = guarded(&self.slot);
             self.try_on(call, &mut slot, id, request).inspect_err(|_| slot.lose())
         });
-        reply.map(|reply| (id, reply)).map_err(|failed| self.calls.mark_unreached(&failed, self.error(&failed)))
+        reply
+            .map(|reply| (id, reply, tries > 1))
+            .map_err(|failed| self.calls.mark_unreached(&failed, self.error(&failed)))
     }
 
     fn try_on(&self, call: Call, slot: &mut Slot, id: u64, ask: &WireRequest) -> std::result::Result<Reply, SshError> {
@@ -111,7 +120,7 @@ impl Ssh {
         request: &WireRequest,
         visit: &mut dyn FnMut(Reply) -> Result<()>,
     ) -> Result<A> {
-        let (id, mut reply) = self.send(call, request)?;
+        let (id, mut reply, _) = self.send(call, request)?;
         // Requests of the visitor need another connection until the list is over.
         let Some(mut link) = guarded(&self.slot).link.take() else { return Err(self.error(&NetError::Closed.into())) };
         while matches!(reply, Reply::Entry(..) | Reply::Line(_)) {
@@ -148,7 +157,7 @@ pub(super) struct Subscribed {
 impl Subscribed {
     /// Subscribes by this request; `None` if the server does not.
     pub(super) fn new(store: &Ssh, call: Call, request: &WireRequest) -> Option<Subscribed> {
-        let (id, Reply::Done) = store.send(call, request).ok()? else { return None };
+        let (id, Reply::Done, _) = store.send(call, request).ok()? else { return None };
         let guard = guarded(&store.slot);
         let link = guard.link.as_ref()?;
         let (socket, session) = (link.socket.as_fd().try_clone_to_owned().ok()?, link.session?);

@@ -158,8 +158,12 @@ impl Store for Ssh {
             history: set.history.to_vec(),
             limits: set.limits,
         };
-        let committed: Option<Version> = self.ask(call, &WireRequest::Commit(commit.into()))?;
-        Ok(committed.map_or(CommitResult::Conflict(None), CommitResult::Done))
+        let answer: ((Option<Version>, bool), bool) = self.ask_or_repeat(call, &WireRequest::Commit(commit.into()))?;
+        Ok(match answer {
+            ((Some(version), _), _) => CommitResult::Done(version),
+            ((None, false), false) => CommitResult::Conflict(None),
+            _ => CommitResult::Unclear,
+        })
     }
 
     fn leases(&self) -> &dyn Leases {

@@ -213,13 +213,15 @@ impl Server<'_> {
             history: LinesOfHistory::new(|| commit.history.iter().filter(is_line).cloned().collect()),
             limits: commit.limits,
         };
-        Ok(Reply::of(match self.store.commit(Call::default(), &set)? {
+        let (version, is_unclear) = match self.store.commit(Call::default(), &set)? {
             CommitResult::Done(version) => {
                 self.store.finish(Call::default(), &set);
-                Some(version)
+                (Some(version), false)
             }
-            CommitResult::Conflict(_) => None,
-        }))
+            CommitResult::Conflict(_) => (None, false),
+            CommitResult::Unclear => (None, true),
+        };
+        Ok(Reply::of((version, is_unclear)))
     }
 
     fn subscribe(&mut self, id: u64, waiter: &HandleHash) -> Result<Reply> {

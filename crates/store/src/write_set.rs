@@ -13,9 +13,12 @@ use lock::{Lease, Result};
 pub enum CommitResult {
     /// The store committed this version. After a removal, the version does not refer to a record.
     Done(Version),
-    /// Another caller was faster, or the reply to our own success was lost. The caller must read again and first look
-    /// for its own step in the record, unless the store returns the record that the change certainly conflicts with.
+    /// Another caller was faster, and nothing was changed. The record that the change conflicts with, if the store returns
+    /// it.
     Conflict(Option<Versioned>),
+    /// A conflict, or the reply to our own success was lost. The caller must read again and first look for its own step
+    /// in the record.
+    Unclear,
 }
 
 impl CommitResult {

@@ -131,7 +131,9 @@ impl Rig {
     pub fn put(&self, name: &[u8], expect: Option<&Version>, body: &[u8]) -> Version {
         match self.store.swap(name, expect, Some(body)).unwrap() {
             // A request that took a server long was repeated and met the first commit.
-            CommitResult::Conflict(Some(now)) if self.place.is_on_server() && now.body == body => now.version,
+            CommitResult::Unclear if self.place.is_on_server() && self.body(name).is_some_and(|now| now == body) => {
+                self.store.read(Call::default(), name).unwrap().unwrap().version
+            }
             done => stored(done),
         }
     }
@@ -159,7 +161,7 @@ impl Rig {
 pub fn stored(swap: CommitResult) -> Version {
     match swap {
         CommitResult::Done(version) => version,
-        CommitResult::Conflict(_) => panic!("an undisturbed commit met a conflict"),
+        CommitResult::Conflict(_) | CommitResult::Unclear => panic!("an undisturbed commit met a conflict"),
     }
 }
 

@@ -113,7 +113,7 @@ impl Act {
                 store.finish(StoreCall::default(), &set);
                 Some(number(version))
             }
-            CommitResult::Conflict(_) => None,
+            CommitResult::Conflict(_) | CommitResult::Unclear => None,
         }))
     }
 

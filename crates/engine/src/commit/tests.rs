@@ -48,6 +48,7 @@ impl Store for Contended {
             LOST_REPLY => {
                 self.rivals.store(0, Ordering::Relaxed);
                 self.memory.commit(call, set)?;
+                return Ok(CommitResult::Unclear);
             }
             rivals => self.rivals.store(rivals - 1, Ordering::Relaxed),
         }
@@ -237,7 +238,7 @@ fn a_value_that_another_writer_deleted_before_its_reply_was_lost_is_complete() {
         let bytes = memory.read(Call::default(), &key).unwrap().unwrap();
         memory.commit(Call::default(), &WriteSet::of(b"x", Some(&version), None)).unwrap();
         memory.commit(Call::default(), &WriteSet::of(&key, Some(&bytes.version), None)).unwrap();
-        CommitResult::Conflict(None)
+        CommitResult::Unclear
     };
     let (engine, ..) = contended_by(Some((b"x".to_vec(), Box::new(delete))));
     assert!(matches!(put(&engine), Ok(WriteResult::Done(Ok(_)))));

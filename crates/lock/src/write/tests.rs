@@ -161,7 +161,7 @@ fn an_expired_grant_does_not_write_past_a_queue() {
     let owner = record.holders[0].owner_mut().clone();
     record.waiters.push(Waiter::new(proof(3), owner, ProcessId { pid: 3, start: 1 }));
     let stale = SetValue { require_lock: true, release: true, even_if_stale: true, ..writing(1, b"a") };
-    assert!(matches!(put(&mut record, 9, stale), Err(WriteRefusal::Busy(holders)) if holders[0].proof == proof(3)));
+    assert!(matches!(put(&mut record, 9, stale), Err(WriteRefusal::Lost(holders, _)) if holders[0].proof == proof(3)));
 }
 
 #[test]
