@@ -33,7 +33,7 @@ pub struct Locks {
 /// # let store = tempfile::tempdir()?;
 /// # let url = format!("dir:{}?shared=1", store.path().display());
 /// let locks = OpenOptions::new().lease(Duration::from_secs(180)).open(&url)?;
-/// # Ok::<(), csalock_locks::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
