@@ -377,8 +377,8 @@ fn a_program_outside_the_tree_has_the_rust_api_without_tls() {
     );
     let main = "fn main() {\n    let url = format!(\"dir:{}\", std::env::args().nth(1).unwrap());\n    \
                 let locks = csalock_locks::Locks::open(&url).unwrap();\n    \
-                let guard = locks.lock(\"nightly\", std::time::Duration::ZERO).unwrap().expect(\"free\");\n    \
-                print!(\"{}\", guard.release().unwrap());\n}\n";
+                let guard = locks.lock(\"nightly\", std::time::Duration::ZERO).unwrap().held().expect(\"free\");\n    \
+                guard.release().unwrap();\n    print!(\"released\");\n}\n";
     fs::create_dir(folder.path().join("src")).unwrap();
     fs::write(folder.path().join("Cargo.toml"), manifest).unwrap();
     fs::write(folder.path().join("src/main.rs"), main).unwrap();
@@ -394,7 +394,7 @@ fn a_program_outside_the_tree_has_the_rust_api_without_tls() {
         "{tree}"
     );
     let store = folder.path().join("store").display().to_string();
-    assert_eq!(cargo(&["run", "--offline", "--quiet", &store]), "true");
+    assert_eq!(cargo(&["run", "--offline", "--quiet", &store]), "released");
 }
 
 /// What a registry would get can be built.

@@ -210,10 +210,9 @@ impl OpenLockSet<'_> {
 
     /// Tries all locks, the last one first, by calls with these limits. The answers are in the order of the locks.
     pub fn release(&self, call: Call, proof: HandleHash, used: Use) -> Vec<Result<Released>> {
-        let mut answers = Vec::new();
-        for (target, engine) in self.each().rev() {
-            answers.push(engine.during(call).release_after(&target.name, proof, used));
-        }
+        let release =
+            |(target, engine): (&LockRef, &Engine)| engine.during(call).release_after(&target.name, proof, used);
+        let mut answers: Vec<_> = self.each().rev().map(release).collect();
         answers.reverse();
         answers
     }
