@@ -42,7 +42,7 @@ pub use stores::location;
 pub use values::{ValueWrite, WriteResult};
 pub use wait_policy::{Progress, RETRY_INTERVAL, WaitPolicy};
 
-use crate::environment::{CurrentDirectory, LEASE};
+use crate::environment::CurrentDirectory;
 use host::{Host, Unix};
 use lock::error::{Error, Result};
 use lock::history::HistoryLimits;
@@ -66,10 +66,6 @@ impl Context {
 
     pub fn engine(&self, location: &Location) -> Result<Engine> {
         Engine::open(location, self.host.clone())
-    }
-
-    pub fn lease(&self) -> Duration {
-        environment::lease().unwrap_or(LEASE)
     }
 }
 
@@ -114,8 +110,10 @@ impl Engine {
         let mut state = EngineState::new(store, host);
         state.history_limits = if location.is_beside() { limits.off() } else { limits };
         state.location = Some(location.clone());
-        if state.needs_leases() {
-            state.lease = environment::lease()?;
+        match location.lease() {
+            Some(lease) => state.lease = lease,
+            None if state.needs_leases() => state.lease = environment::lease()?,
+            None => {}
         }
         Ok(Engine { shared: Arc::new(state), call: Call::default() })
     }
