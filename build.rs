@@ -1,6 +1,7 @@
-//! Lists the manual pages and completions, which the program contains.
+//! Lists the manual pages and completions, which the program contains, and finds the commit that it is built from.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::{env, fs, io};
 
 #[expect(clippy::disallowed_methods, reason = "this is how cargo and a build script communicate")]
@@ -15,6 +16,28 @@ fn main() {
         lists += &list(&project.join(folder), name).expect("the folder can be read");
     }
     fs::write(output.join("files.rs"), lists).expect("OUT_DIR can be written");
+    println!("cargo::rerun-if-env-changed=CSALOCK_COMMIT");
+    let commit = env::var("CSALOCK_COMMIT").ok().or_else(|| commit(&project)).map(|commit| format!(" ({commit})"));
+    let version = env::var("CARGO_PKG_VERSION").expect("cargo sets it");
+    println!("cargo::rustc-env=CSALOCK_VERSION={version}{}", commit.unwrap_or_default());
+}
+
+/// Returns the commit, if the project is the top directory of a git checkout. A build for tests is hardly optimized and
+/// names no commit, because each commit would compile it anew.
+#[expect(clippy::disallowed_methods, reason = "this is how cargo and a build script communicate")]
+fn commit(project: &Path) -> Option<String> {
+    if env::var("OPT_LEVEL").is_ok_and(|level| level == "0" || level == "1") {
+        return None;
+    }
+    let words = ["rev-parse", "--show-prefix", "--git-path", "logs/HEAD", "--short=12", "HEAD"];
+    let done =
+        Command::new("git").args(words).current_dir(project).output().ok().filter(|done| done.status.success())?;
+    let printed = String::from_utf8(done.stdout).ok()?;
+    let (log, commit) = printed.trim_end().strip_prefix('\n')?.split_once('\n')?;
+    if project.join(log).exists() {
+        println!("cargo::rerun-if-changed={log}");
+    }
+    Some(commit.to_string())
 }
 
 /// Returns the files of a folder as a Rust constant: their names and contents, sorted by name.

@@ -32,7 +32,7 @@ complete -c csalock -n "__fish_csalock_needs_command" -l json -d 'Print the resu
 complete -c csalock -n "__fish_csalock_needs_command" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_needs_command" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_needs_command" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_needs_command" -s V -l version -d 'Print version; with -v, the kinds of stores too'
+complete -c csalock -n "__fish_csalock_needs_command" -s V -l version -d 'Print version; with -v, stores and formats too'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "run" -d 'Acquire a lock, run a command, release the lock'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "lock" -d 'Acquire locks for the calling script'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "unlock" -d 'Release locks'

@@ -38,7 +38,7 @@ const JSON_OF_MOST: &str = "Print the result as one JSON document; not for run";
 #[derive(Debug, Parser)]
 #[command(
     name = "csalock",
-    version,
+    version = env!("CSALOCK_VERSION"),
     max_term_width = 100,
     subcommand_required = true,
     arg_required_else_help = true,
@@ -148,7 +148,7 @@ fn general_last(command: clap::Command) -> clap::Command {
         // clap appends an argument that changes.
         command.mut_arg(id, |argument| match id {
             "help" => argument.help("Print help; -h is shorter").help_heading(OUTPUT),
-            "version" => argument.help("Print version; with -v, the kinds of stores too").help_heading(OUTPUT),
+            "version" => argument.help("Print version; with -v, stores and formats too").help_heading(OUTPUT),
             _ => argument.display_order(BEHIND_ALL + at),
         })
     })

@@ -7,6 +7,14 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
+/// Both C libraries call the functions of this section before `main` (System V ABI, "Initialization and Termination
+/// Functions").
+// SAFETY: the section contains pointers to functions of this type, and `observe` needs nothing of Rust's runtime.
+#[expect(unsafe_code, reason = "Rust's runtime changes signals and descriptors before it calls `main`")]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = host::signals::observe;
+
 fn main() -> ExitCode {
     host::signals::ignore_file_size_limit();
     csalock::command::run(std::env::args_os().collect()).code().into()

@@ -18,10 +18,12 @@ use engine::{
     acquire_all, environment,
 };
 use host::signals::{Interrupt, Signals};
-use host::{self, FileLock, ThisProcess, command_of, is_file_locked};
+use host::{self, Caller, FileLock, ThisProcess, command_of, is_file_locked};
 use lock::error::{Error, ErrorKind, Result};
 use lock::name::escape;
-use lock::{EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId, Refusal, Waiter};
+use lock::{
+    EndReason, EndRequest, EndedGrant, Grant, Handle, Lifetime, Mode, Owner, Phase, ProcessId, Refusal, Waiter,
+};
 use store::{Call, Location};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -269,16 +271,37 @@ pub(super) fn request(
     Ok(AcquireRequest { refuse_stale: waiting.fail_on_stale, called: Some(process.pid), ..request })
 }
 
+/// The calling script, or one without processes if none is found and `needs_owner` is false.
+pub(super) fn calling_script(this: &ThisProcess, needs_owner: bool) -> Result<Caller> {
+    match this.caller() {
+        Err(error) if error.kind() == ErrorKind::InvalidInput && !needs_owner => {
+            Ok(Caller { command: b"?".to_vec(), ..Caller::default() })
+        }
+        found => found.cloned(),
+    }
+}
+
+/// A request for locks of a script, which outlive this process.
+pub(super) fn request_for_script(
+    context: &Context,
+    taking: &Taking,
+    this: &ThisProcess,
+    Caller { owners, command, .. }: Caller,
+) -> Result<AcquireRequest> {
+    let mut request = request(context, &taking.waiting, context.host.new_handle()?, this.id()?, owners, command)?;
+    taking.set_terms(&mut request.entry);
+    // A process that the script leaves behind is known by its session.
+    Arc::make_mut(&mut request.entry.owner).session = Some(this.session()?);
+    Ok(AcquireRequest { outlives_process: true, phase: Phase::Provisional, ..request })
+}
+
 pub(super) fn standing(status: LockStatus) -> Vec<Grant> {
     let all = status.record.holders.into_iter().zip(status.holders);
     all.filter_map(|(grant, holds)| holds.holds().then_some(grant)).collect()
 }
 
 pub(super) fn command_of_caller(this: &ThisProcess) -> Result<Vec<u8>> {
-    match this.caller() {
-        Ok(caller) => Ok(caller.command.clone()),
-        Err(_) => Ok(command_of(this.id()?.pid)),
-    }
+    this.caller().map_or_else(|_| Ok(command_of(this.id()?.pid)), |caller| Ok(caller.command.clone()))
 }
 
 /// Reports from which holder a lock was taken over, if that holder had not released it. With `-v` it also reports each
@@ -324,7 +347,7 @@ pub(super) fn tell_of_flock(common: &Common, waiting: &Waiting, opened: &OpenLoc
     }
     for (target, engine) in opened.each() {
         let path = Path::new(OsStr::from_bytes(&target.display_name));
-        if !path.is_absolute() || !is_file_locked(path, &[FileLock::Flock]) {
+        if !path.is_absolute() || !is_file_locked(path, &[FileLock::Flock], false) {
             continue;
         }
         if let Some(file) = Reporter::new(engine).file_lock(target, &[]) {

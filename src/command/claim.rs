@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use super::acquire::{Acquisition, command_of_caller, request, standing};
-use super::context::{Context, LockRef, Results, json_line, print, print_before, print_json};
+use super::context::{Context, LockRef, Results, json_line, print_before, print_json};
 use crate::cli::{Claim, Lookup, Unclaim};
 use crate::exit::Exit;
 use crate::report::{RefusalReport, RefusedLock, Reporter, json, name_and_store};
@@ -43,8 +43,10 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
     let acquisition = Acquisition { began, ..Acquisition::new(context, &options.waiting, &signals, opened.lease()) };
     match acquisition.acquire(&opened, &request)? {
         AcquireResult::Granted(grants, _) => {
+            let text = format!("{}\n", String::from_utf8_lossy(&id));
+            let document = context.common.json.then(|| json_line(&json::claimed(&targets.all, &id, &grants)));
             // An id that is not printed is useless. Earlier claims under the same id have other handles, so they stay.
-            if let Err(error) = print_before(context, until, &answer(context, &targets, &id, &grants)) {
+            if let Err(error) = print_before(context, until, &document.unwrap_or(text)) {
                 opened.release_all(request.handle.proof())?;
                 return Err(error.context("nothing was claimed"));
             }
@@ -60,13 +62,6 @@ pub(super) fn claim(context: &Context, options: &Claim) -> anyhow::Result<Exit> 
         }
         ended => acquisition.end(&opened, &ended),
     }
-}
-
-fn answer(context: &Context, targets: &LockSet, id: &[u8], grants: &[Grant]) -> String {
-    if context.common.json {
-        return json_line(&json::claimed(&targets.all, id, grants));
-    }
-    format!("{}\n", String::from_utf8_lossy(id))
 }
 
 pub(super) fn unclaim(context: &Context, options: &Unclaim) -> anyhow::Result<Exit> {
@@ -140,17 +135,13 @@ fn not_unique(context: &Context, taken: &[(LockRef, Grant)]) -> anyhow::Result<E
 /// An id must be one line, so that its reader gets exactly the id.
 fn given_id(id: &OsStr) -> Result<Vec<u8>> {
     let id = id.as_bytes();
-    let wrong = |what: String| {
-        Error::new(ErrorKind::InvalidInput, what, "name one of 1 to 255 bytes without control characters")
+    let what = match id {
+        [] => "an id must not be empty".to_string(),
+        _ if id.len() > LONGEST_ID => format!("the id has {} bytes", id.len()),
+        _ if id.iter().any(u8::is_ascii_control) => format!("the id {} is not one line of text", shell_quote(id)),
+        _ => return Ok(id.to_vec()),
     };
-    match id {
-        [] => Err(wrong("an id must not be empty".to_string())),
-        _ if id.len() > LONGEST_ID => Err(wrong(format!("the id has {} bytes", id.len()))),
-        _ if id.iter().any(u8::is_ascii_control) => {
-            Err(wrong(format!("the id {} is not one line of text", shell_quote(id))))
-        }
-        _ => Ok(id.to_vec()),
-    }
+    Err(Error::invalid(what, "name one of 1 to 255 bytes without control characters"))
 }
 
 /// A random UUID, version 4 (RFC 9562).
@@ -179,11 +170,7 @@ fn id_of(context: &Context, name: &OsStr) -> anyhow::Result<Exit> {
         let refusal = RefusalReport::new(ErrorKind::NotHeld, message, "").about(&target.display_name);
         return context.common.refuse(&refusal, refusal.kind.into(), None);
     };
-    if context.common.json {
-        print_json(&json::id_of(&target.display_name, &id))?;
-    } else {
-        print([&id, b"\n".as_slice()].concat())?;
-    }
+    context.common.print(&json::id_of(&target.display_name, &id), [&id, b"\n".as_slice()].concat())?;
     Ok(Exit::Done)
 }
 
@@ -198,11 +185,8 @@ fn tell_names(context: &Context, id: &[u8]) -> anyhow::Result<Exit> {
         };
         return context.common.refuse(&refusal, exit.or(ErrorKind::NotHeld), None);
     }
-    if context.common.json {
-        print_json(&json::names_of(id, &names, &unreadable))?;
-    } else {
-        names.iter().try_for_each(|name| print(format!("{}\n", escape(name))))?;
-    }
+    let lines: String = names.iter().map(|name| escape(name) + "\n").collect();
+    context.common.print(&json::names_of(id, &names, &unreadable), lines)?;
     Ok(exit)
 }
 

@@ -218,10 +218,8 @@ impl Context {
     /// over may still be in the record. `None` means any mode, and no grant of a script, which the caller may release.
     pub(super) fn is_held_around(&self, target: &LockRef, taking: Option<&Taking>) -> Result<bool> {
         let around = self.enclosing_grants();
-        let callers = match taking {
-            Some(_) => self.host.blocked_callers(self.host.this_process()?.pid, true),
-            None => Vec::new(),
-        };
+        let this = self.host.this_process()?.pid;
+        let callers = taking.map(|_| self.host.blocked_callers(this, true)).unwrap_or_default();
         if around.is_empty() && callers.is_empty() {
             return Ok(false);
         }
@@ -380,6 +378,11 @@ impl Common {
         if !self.json {
             self.note(&message.to_string());
         }
+    }
+
+    /// Prints a result: the document with `--json`, else the text.
+    pub(super) fn print(&self, document: &impl serde::Serialize, text: impl AsRef<[u8]>) -> anyhow::Result<()> {
+        if self.json { print_json(document) } else { print(text) }
     }
 
     pub(super) fn refuse(

@@ -11,10 +11,9 @@ use std::fs::{self, File};
 use std::mem::ManuallyDrop;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::acquire::{Acquisition, report_taken, request};
+use super::acquire::{Acquisition, calling_script, report_taken, request_for_script};
 use super::context::{Context, Results};
 use super::flock_compat::FlockCompat;
 use crate::cli::Taking;
@@ -23,10 +22,10 @@ use crate::report::Reporter;
 use crate::run::flock::{Flock, FlockWait, Flocked, inherited, is_still};
 use engine::{AcquireRequest, AcquireResult, OpenLockSet, RETRY_INTERVAL, WaitPolicy};
 use host::signals::Signals;
-use host::{Caller, FileLock, ThisProcess, descriptor_lock};
+use host::{FileLock, ThisProcess, descriptor_lock};
 use lock::error::{Error, ErrorKind, Result, errno_of};
 use lock::name::{escape, escape_path};
-use lock::{Credentials, DescriptorLock, Grant, Lifetime, Mode, Phase, Release};
+use lock::{Credentials, DescriptorLock, Grant, Lifetime, Mode, Release};
 use store::{Scope, is_on_network};
 
 pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::Result<Exit> {
@@ -37,6 +36,7 @@ pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::R
     let is_alike = |is_exclusive| is_exclusive == (taking.mode() == Mode::Exclusive);
     let held = descriptor_lock(number).filter(|(_, is_exclusive)| is_alike(*is_exclusive)).map(|(lock, _)| lock);
     let Some(path) = path_of(number, &file) else {
+        context.common.note_step(|| format!("descriptor {number} gets no record, because its file has no path"));
         return lock_unrecorded(context, taking, &file, context.host.boottime());
     };
     // It is never dropped: the kernel closes its descriptors at the end of the process.
@@ -46,9 +46,8 @@ pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::R
     if opened.engine(0).store().scope() == Scope::Shared && !is_on_network(&path) {
         let (shown, store) = (escape_path(&path), escape(targets.all[0].location.url().as_encoded_bytes()));
         let what = format!("flock(2) on {shown} excludes only this host, and other hosts share the store {store}");
-        return Err(
-            Error::invalid(what, "lock the path without --fd, or name a store of this host with --store").into()
-        );
+        let hint = "lock the path without --fd, or name a store of this host with --store";
+        return Err(Error::invalid(what, hint).into());
     }
     match &held {
         Some(lock) if is_recorded(&opened, lock)? => return Ok(Exit::Done),
@@ -58,7 +57,9 @@ pub(super) fn lock(context: &Context, taking: &Taking, number: i32) -> anyhow::R
     }
     let acquisition =
         Acquisition { locks_file: true, ..Acquisition::new(context, &taking.waiting, &signals, opened.lease()) };
-    let request = request_for_script(context, taking)?;
+    let this = ThisProcess::default();
+    // The script is named as the holder, but the lock depends on no process.
+    let request = request_for_script(context, taking, &this, calling_script(&this, false)?)?;
     let mut grants = match acquire(&acquisition, &opened, &request, held.map(|_| number))? {
         AcquireResult::Granted(grants, _) => grants,
         ended => return acquisition.end(&opened, &ended),
@@ -105,20 +106,6 @@ fn is_recorded(opened: &OpenLockSet<'_>, lock: &DescriptorLock) -> Result<bool> 
     // Outside of the first pid namespace the kernel does not name the process that took the lock.
     let is_it = |known: &DescriptorLock| known.place == lock.place && [known.taker, 0].contains(&lock.taker);
     Ok(record.holders.iter().any(|grant| matches!(&grant.lifetime, Lifetime::Descriptor(known) if is_it(known))))
-}
-
-/// The calling script is named as the holder, but the lock depends on no process.
-fn request_for_script(context: &Context, taking: &Taking) -> Result<AcquireRequest> {
-    let this = ThisProcess::default();
-    let caller = match this.caller() {
-        Err(error) if error.kind() == ErrorKind::InvalidInput => Caller { command: b"?".to_vec(), ..Caller::default() },
-        found => found?.clone(),
-    };
-    let handle = context.host.new_handle()?;
-    let mut request = request(context, &taking.waiting, handle, this.id()?, caller.owners, caller.command)?;
-    taking.set_terms(&mut request.entry);
-    Arc::make_mut(&mut request.entry.owner).session = Some(this.session()?);
-    Ok(AcquireRequest { outlives_process: true, phase: Phase::Provisional, ..request })
 }
 
 /// Makes the grant that of the locked descriptor.

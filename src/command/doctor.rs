@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::context::{Context, print, print_json};
+use super::context::Context;
 use crate::cli::Doctor;
 use crate::exit::Exit;
 use crate::report::{OutputStyle, Zone, findings_text, json};
@@ -54,13 +54,9 @@ pub(super) fn run(context: &Context, options: &Doctor) -> anyhow::Result<Exit> {
     if signals::is_pending() {
         return Ok(Exit::interrupted(signals.interrupted_by()));
     }
-    if context.common.json {
-        print_json(&json::findings(url.as_encoded_bytes(), &findings))?;
-    } else {
-        let style = super::status::output_style(&context.common, false);
-        let width = style.width.map(|width| width.min(WIDEST));
-        print(findings_text(&findings, OutputStyle { width, ..style }))?;
-    }
+    let style = super::status::output_style(&context.common, false);
+    let style = OutputStyle { width: style.width.map(|width| width.min(WIDEST)), ..style };
+    context.common.print(&json::findings(url.as_encoded_bytes(), &findings), findings_text(&findings, style))?;
     let is_bad = findings.iter().any(|finding| finding.verdict == Verdict::Bad);
     Ok(if is_bad { ErrorKind::Unavailable.into() } else { Exit::Done })
 }

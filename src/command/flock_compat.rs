@@ -182,7 +182,7 @@ impl<'a> FlockCompat<'a> {
     ) -> Result<ControlFlow<Option<Exit>>> {
         let proof = self.context.host.new_handle()?.proof();
         while let Some((target, engine, holders)) = self.holders_beside(at, grants[at].mode)?
-            && !is_file_locked(file, &[kind])
+            && !is_file_locked(file, &[kind], false)
         {
             if acquisition.policy.is_none() || self.context.host.boottime() >= acquisition.until() {
                 let reporter = Reporter::new(&engine);

@@ -20,7 +20,7 @@ use crate::cli::{Cli, Color, Command, Completions, Man, Shell};
 use crate::exit::Exit;
 use crate::report::RefusalReport;
 use crate::run::exec::is_program;
-use engine::stores::built_in;
+use engine::stores::{built_in, formats};
 use lock::error::Error;
 use lock::name::{escape, shell_quote};
 
@@ -44,8 +44,8 @@ pub(super) fn tell(error: clap::Error, words: &[OsString]) -> anyhow::Result<Exi
     match error.kind() {
         ErrorKind::DisplayVersion => {
             let is_long = words.iter().any(|word| ["-v", "--verbose", "-Vv", "-vV"].iter().any(|long| word == long));
-            let stores = if is_long { format!("stores: {}\n", built_in().join(", ")) } else { String::new() };
-            print(format!("{}{stores}", error.render())).map(|()| Exit::Done)
+            let more = format!("stores: {}\nformats: {}\nfeatures: {}\n", built_in().join(", "), formats(), features());
+            print(format!("{}{}", error.render(), if is_long { &more } else { "" })).map(|()| Exit::Done)
         }
         ErrorKind::DisplayHelp => {
             let is_long = words.iter().any(|word| word == "--help" || word == "help");
@@ -67,6 +67,14 @@ pub(super) fn tell(error: clap::Error, words: &[OsString]) -> anyhow::Result<Exi
             Ok(usage_error)
         }
     }
+}
+
+/// Features of cargo that this program was built with.
+fn features() -> String {
+    let known =
+        [("etcd", cfg!(feature = "etcd")), ("postgres", cfg!(feature = "postgres")), ("ssh", cfg!(feature = "ssh"))];
+    let built = known.into_iter().filter_map(|(feature, is_on)| is_on.then_some(feature)).collect::<Vec<_>>();
+    if built.is_empty() { "none".to_string() } else { built.join(", ") }
 }
 
 /// The long help has the description and rare options too. clap's own long help takes three lines for each option.

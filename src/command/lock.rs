@@ -8,12 +8,11 @@ use std::ffi::OsStr;
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 
-use super::acquire::{Acquisition, report_taken, request, standing, tell_of_flock};
+use super::acquire::{Acquisition, calling_script, report_taken, request_for_script, standing, tell_of_flock};
 use super::context::{Context, Results, json_line, print_before};
 use super::descriptor;
 use super::flock_compat::not_a_path;
@@ -32,9 +31,6 @@ use lock::history::Use;
 use lock::name::{escape, is_path, shell_quote};
 use lock::{self, Edge, EndedGrant, Grant, Handle, Lifetime, Owner, Phase, Record, Refusal};
 use store::{Call, is_on_network};
-
-/// Number of reads of the kernel's list that miss a lock before a file counts as unlocked.
-const LOOKS: usize = 10;
 
 /// Acquires locks. Prints their handle with `--print-handle` or `--json`, and else nothing.
 pub(super) fn lock(context: &Context, options: &Lock) -> anyhow::Result<Exit> {
@@ -203,18 +199,13 @@ impl ForScript<'_> {
 
     fn request(&self) -> anyhow::Result<(AcquireRequest, Caller)> {
         let this = ThisProcess::default();
-        let (taking, handle) = (self.taking, self.context.host.new_handle()?);
         let caller = self.owner(&this)?;
+        let mut owner = caller.clone();
         // A time limit alone ends a lock with --forever and --ttl.
-        let is_independent = taking.forever && taking.ttl.is_some();
-        let owners = if is_independent { Vec::new() } else { caller.owners.clone() };
-        let command = caller.command.clone();
-        let mut request = request(self.context, &taking.waiting, handle, this.id()?, owners, command)?;
-        taking.set_terms(&mut request.entry);
-        // A process that the script leaves behind is known by its session.
-        Arc::make_mut(&mut request.entry.owner).session = Some(this.session()?);
-        request.outlives_process = true;
-        Ok((request, caller))
+        if self.taking.forever && self.taking.ttl.is_some() {
+            owner.owners.clear();
+        }
+        Ok((request_for_script(self.context, self.taking, &this, owner)?, caller))
     }
 
     /// The process of `--pid`, else the script that called this process.
@@ -232,12 +223,7 @@ impl ForScript<'_> {
             Lifetime::WhileOwnerLives => true,
             _ => !self.prints && !self.taking.forever,
         };
-        match this.caller() {
-            Err(error) if error.kind() == ErrorKind::InvalidInput && !needs_owner => {
-                Ok(Caller { command: b"?".to_vec(), ..Caller::default() })
-            }
-            found => found.cloned(),
-        }
+        calling_script(this, needs_owner)
     }
 
     /// Warns if the lock may end with this very call, which the caller hardly intends.
@@ -338,7 +324,7 @@ pub(super) fn wait(context: &Context, options: &Wait) -> anyhow::Result<Exit> {
 
 /// Another process, maybe one that cannot be seen from here, has locked the file.
 fn is_locked_by_others(context: &Context, file: &Path, kinds: &[FileLock]) -> bool {
-    if (0..LOOKS).any(|_| is_file_locked(file, kinds)) {
+    if is_file_locked(file, kinds, true) {
         return true;
     }
     // The kernel lists no locks of other pid namespaces and of other hosts.

@@ -30,8 +30,7 @@ pub(super) fn run(context: &Context, options: &Overdue) -> anyhow::Result<Exit> 
             let (name, job, last, now) = each;
             let (due, runs) = if options.all { (due(job, *now, zone), runs(job, zone)) } else { (None, None) };
             let failure = last.as_ref().and_then(|last| failure(last, zone));
-            let clauses: Vec<String> =
-                [Some(overdue(job, *now, zone)), due, runs, failure].into_iter().flatten().collect();
+            let clauses: Vec<_> = [Some(overdue(job, *now, zone)), due, runs, failure].into_iter().flatten().collect();
             format!("{}: {}\n", escape(name), clauses.join(", "))
         };
         print(jobs.iter().map(line).collect::<String>())?;

@@ -1,9 +1,9 @@
 //! `csalock unlock`: releases or breaks locks: those with the given names, all held ones, or all of the caller.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::mem::ManuallyDrop;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,13 +15,14 @@ use crate::cli::{Unlock, Waiting};
 use crate::exit::Exit;
 use crate::glob;
 use crate::report::{RefusalReport, RefusedLock, Reporter, Zone, is_of_descriptor, json};
+use engine::environment::{store_for_files, variable};
 use engine::{Broken, Engine, WaitPolicy};
-use host::ThisProcess;
+use host::{ThisProcess, texts_of_witnesses};
 use lock::duration::Backoff;
 use lock::name::{escape, shell_quote};
 use lock::{
     AskToEnd, EndReason, EndRequest, EndedGrant, Error, ErrorKind, Grant, HandleHash, Lifetime, Liveness, NotHolder,
-    Owner, Release, Result, Standing,
+    Owner, ProcessId, Release, Result, Standing,
 };
 use store::Location;
 
@@ -89,7 +90,8 @@ pub(super) fn run(context: &Context, options: &Unlock) -> anyhow::Result<Exit> {
             }
             Ok(Err(not_holder)) => results.refuse(target, &call.refused(&not_holder), &call.reporter),
             Err(error) if is_matched && error.is_of_one_record() => {
-                pass_over(context, &error, &mut results);
+                context.common.note_unless_json(&format!("passed over: {error}"));
+                results.add(|| json::unreadable(&error));
                 results.exit = error.kind().into();
             }
             Err(error) => return Err(error.into()),
@@ -333,12 +335,6 @@ fn breaker(context: &Context, this: &ThisProcess) -> Option<Owner> {
     context.owner(owners.ok()?, command_of_caller(this).ok()?, &Waiting::default()).ok()
 }
 
-/// Reports why a record stays as it is.
-fn pass_over(context: &Context, error: &Error, results: &mut Results<'_>) {
-    context.common.note_unless_json(&format!("passed over: {error}"));
-    results.add(|| json::unreadable(error));
-}
-
 /// Why this call concerns a lock.
 #[derive(PartialEq, Eq)]
 enum Chosen {
@@ -388,32 +384,20 @@ fn everything_held(context: &Context, pattern: &OsStr, results: &mut Results<'_>
 }
 
 /// Each grant of the caller in every store that can be reached from here. The stores are those of bare names, of the
-/// enclosing lock, and beside the files in the current directory and the named files. The caller proves a grant as its
-/// owner, or by `--handle`; the locks that the caller was started under are not its own. An unreadable record may be the
-/// caller's, unless it is another user's.
+/// enclosing lock, and beside the files that the caller has locked, that are in the current directory or that are named.
+/// The caller proves a grant as its owner, or by `--handle`; the locks that the caller was started under are not its own.
+/// An unreadable record may be the caller's, unless it is another user's.
 fn everything_owned(context: &Context, options: &Unlock, results: &mut Results<'_>) -> Result<ChosenLocks> {
-    let (mut targets, this) = (Vec::new(), ThisProcess::default());
+    let (mut targets, mut of_descriptors, this) = (Vec::new(), Vec::new(), ThisProcess::default());
     let (owners, under) = (context.caller_processes(&this)?, context.enclosing_grants());
-    for (location, directory) in stores(context, options)? {
+    for location in stores(context, options, &owners)? {
         let engine = context.engine(&location)?;
         let credentials = match &options.handle {
             Some(handle) => context.credentials(&engine, Some(handle), &this)?,
             None => engine.credentials(None, owners.clone())?,
         };
-        let mut unreadable: Option<Error> = None;
-        engine.for_each_lock(&mut |status| {
-            let status = match status {
-                Ok(status) => status,
-                Err(error) => {
-                    unreadable = Some(error);
-                    return Ok(());
-                }
-            };
+        let unreadable = context.each_readable(&engine, &mut |status| {
             for (grant, owner) in status.record.holders.iter().zip(&status.owners) {
-                // The close of its descriptor, or unlock --fd, releases such a lock.
-                if is_of_descriptor(grant) {
-                    continue;
-                }
                 let is_owned = credentials.space.contains(&grant.owner.domain)
                     && !under.contains(&grant.proof)
                     && owner.is_some_and(|owner| credentials.owners.contains(&owner));
@@ -421,45 +405,45 @@ fn everything_owned(context: &Context, options: &Unlock, results: &mut Results<'
                     continue;
                 }
                 let mut target = LockRef::in_store(&location, status.record.name.clone());
-                if let Some(directory) = &directory {
+                if let Some(directory) = location.directory_of_files() {
                     target.display_name = directory.join(OsStr::from_bytes(&target.name)).into_os_string().into_vec();
                     target.shell_arg = shell_quote(&target.display_name);
                 }
-                targets.push((target, Chosen::Grant(grant.proof)));
+                match is_of_descriptor(grant) {
+                    true => of_descriptors.push(escape(&target.display_name)),
+                    false => targets.push((target, Chosen::Grant(grant.proof))),
+                }
             }
-            Ok(())
         })?;
-        if let Some(error) = unreadable {
-            pass_over(context, &error, results);
+        for error in unreadable {
+            results.add(|| json::unreadable(&error));
             if !error.is_of_one_record() || error.is_own {
                 results.exit = error.kind().into();
             }
         }
     }
+    if let (Some(name), true) = (of_descriptors.first(), targets.is_empty()) {
+        let what = format!("lock {name} is that of a descriptor, which --all does not release");
+        context.common.note_unless_json(&format!("{what}; close it, or use `csalock unlock --fd N`"));
+    }
     Ok(targets)
 }
 
-/// Each store comes with the directory of its files if it is beside files.
-fn stores(context: &Context, options: &Unlock) -> Result<Vec<(Location, Option<PathBuf>)>> {
-    let mut stores = vec![(context.store()?, None)];
-    let mut add = |location: Location, directory: Option<PathBuf>| {
-        if stores.iter().all(|(known, _)| *known != location) {
-            stores.push((location, directory));
-        }
-    };
-    let current = context.current.as_ref();
-    if context.common.store.is_none() && current.is_absolute() {
-        add(Location::beside(current), Some(current.to_path_buf()));
+fn stores(context: &Context, options: &Unlock, owners: &[ProcessId]) -> Result<Vec<Location>> {
+    let mut stores = vec![context.store()?];
+    if context.common.store.is_none() {
+        // A store that is chosen has the locks of files, too.
+        let owners = owners.iter().filter(|_| store_for_files().is_none());
+        let locked = owners.flat_map(texts_of_witnesses).map(|path| OsString::from_vec(path).into());
+        let directories = locked.chain([context.current.as_ref().to_path_buf()]);
+        stores.extend(directories.filter(|path| path.is_absolute()).map(|path: PathBuf| Location::beside(&path)));
     }
     for name in &options.names {
-        let target = context.target(name)?;
-        let directory = Path::new(OsStr::from_bytes(&target.display_name)).parent().map(Path::to_path_buf);
-        add(target.location, directory.filter(|_| target.name != target.display_name));
+        stores.push(context.target(name)?.location);
     }
-    if let Some(location) = engine::environment::variable("CSALOCK_STORE") {
-        let location = engine::location(&location, current)?;
-        let directory = location.directory_of_files().map(Path::to_path_buf);
-        add(location, directory);
+    if let Some(location) = variable("CSALOCK_STORE") {
+        stores.push(engine::location(&location, &context.current)?);
     }
-    Ok(stores)
+    let is_new = |at: &usize| !stores[..*at].contains(&stores[*at]);
+    Ok((0..stores.len()).filter(is_new).map(|at| stores[at].clone()).collect())
 }

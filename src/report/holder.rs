@@ -95,7 +95,7 @@ impl<'a> Reporter<'a> {
     }
 
     pub(crate) fn party(&self, party: &Owner) -> String {
-        let pid = self.owner(party).map_or("no process".to_string(), |owner| format!("pid {}", owner.pid));
+        let pid = self.owner(party).map_or("a caller".to_string(), |owner| format!("pid {}", owner.pid));
         format!("{pid} on {} (user {})", escape(party.host.as_bytes()), shown_user(party.uid))
     }
 

@@ -151,6 +151,18 @@ on_every_store_of_files! {
         wait_until("the lock is free", || sandbox.state("./f") == "free");
     }
 
+    fn unlock_all_names_the_lock_of_a_descriptor_if_it_releases_none(sandbox: &Sandbox) {
+        let left = "csalock: lock SANDBOX/files/f is that of a descriptor, which --all does not release; close it, or use \
+                    `csalock unlock --fd N`\n";
+        let script = "exec 9> f; csalock lock --fd 9; csalock unlock --all; csalock status -q ./f; echo $?";
+        sandbox.script("dash", script).stdout("0\n").stderr(left).run();
+        // The store is beside the file, and the script is elsewhere.
+        let script = script.replace("csalock unlock", "cd /; csalock unlock").replace("./f", "$OLDPWD/f");
+        sandbox.script("dash", &script).without("CSALOCK_STORE").stdout("0\n").stderr(left).run();
+        let script = "exec 9> f; csalock lock --fd 9; csalock lock x; csalock unlock --all; csalock unlock --fd 9; csalock unlock --all";
+        sandbox.script("dash", script).run();
+    }
+
     fn the_processes_that_have_the_descriptor_are_named_when_the_script_has_ended(sandbox: &Sandbox) {
         // The group of the call is killed at its end.
         let script = "( csalock lock --fd 9 -n; setsid sh -c 'echo $$ > pid; exec sleep 1000' > out 2>&1 & ) 9> f; \
@@ -295,6 +307,8 @@ on_every_store_of_files! {
         assert_eq!(done.stderr, "csalock: the descriptor's file is locked with flock(2); see lslocks(8)\n");
         holder.release();
         holder.wait().exits(1);
+        let said = "csalock: descriptor 9 gets no record, because its file has no path\n";
+        sandbox.script("dash", "exec 9> f; rm f; csalock lock -v --fd 9").stderr(said).run();
         assert!(!sandbox.store_exists());
     }
 

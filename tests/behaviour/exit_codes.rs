@@ -50,7 +50,10 @@ on_every_store! {
     fn help_and_version_are_done(sandbox: &Sandbox) {
         let version = format!("csalock {}\n", env!("CARGO_PKG_VERSION"));
         sandbox.csalock(["--version"]).stdout(version.clone()).run();
-        let stores = "stores: dir, sqlite, etcd, etcds, postgres, postgresql, ssh\n";
+        let stores = "stores: dir, sqlite, etcd, etcds, postgres, postgresql, ssh
+formats: records 3 (reads 2 too), sqlite 2, postgres 2, ssh 1
+features: etcd, postgres, ssh
+";
         sandbox.csalock(["-V", "-v"]).stdout(format!("{version}{stores}")).run();
         for words in [&["--help"][..], &["-h"], &["lock", "--help"], &["help"], &["help", "lock"], &["run", "-h"], &["run-with-lock", "--help"]] {
             let done = sandbox.csalock(words).capture();

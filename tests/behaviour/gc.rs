@@ -115,7 +115,7 @@ on_every_kind_of_store! {
         sandbox.overwrite("bad", b"garbage");
         let died = DIED.replace(" lock dead; :", &script["csalock".len()..]);
         let said = format!(
-            "csalock: {}: a lock record is unreadable: it does not begin with {{\"csalock\":2; nothing was changed; see who \
+            "csalock: {}: a lock record is unreadable: it does not begin with {{\"csalock\":3; nothing was changed; see who \
              wrote it, then `csalock unlock --force NAME` removes it\n",
             sandbox.open().describe(b"bad")
         );

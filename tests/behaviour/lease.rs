@@ -82,7 +82,7 @@ on_every_kind_of_store! {
         let span = sandbox.lease("1s");
         let handle = sandbox.script("dash", &format!("csalock lock --forever --ttl {span} --print-handle x; :")).capture().line();
         let busy = sandbox.csalock(["lock", "-n", "x"]).capture();
-        assert!(busy.code == Some(75) && busy.stderr.contains("held by no process on "), "{busy:?}");
+        assert!(busy.code == Some(75) && busy.stderr.contains("held by a caller on "), "{busy:?}");
         let sight = sandbox.sight("x");
         assert_eq!((&sight["state"], &sight["holders"][0]["pid"]), (&"held".into(), &serde_json::Value::Null));
         sandbox.csalock(["run", "-w", "inf", "-q", "x", "true"]).run();

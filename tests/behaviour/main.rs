@@ -82,7 +82,9 @@ fn why_not(test: &harness::Test) -> Option<&'static str> {
     {
         return (!extent::is_turn_of(storm, host_storm::STORMS.len())).then_some(extent::FOR_ALL);
     }
-    if modules == ["originals"] && extent::extent() == extent::Extent::Quick {
+    let is_long =
+        modules == ["originals"] || (modules == ["versions"] && versions::WITH_LAST_RELEASE.contains(&test.name));
+    if is_long && extent::extent() == extent::Extent::Quick {
         return Some(extent::FOR_ALL);
     }
     let [first, .., kind] = modules[..] else { return None };
@@ -217,5 +219,6 @@ mod unlock;
 mod untrusted;
 mod users;
 mod values;
+mod versions;
 mod wait;
 mod waits;

@@ -248,8 +248,8 @@ impl Host for Rebooted {
         self.unix.is_interrupted()
     }
 
-    fn leave_witness(&self, key: &str) {
-        self.unix.leave_witness(key);
+    fn leave_witness(&self, key: &str, text: &[u8]) {
+        self.unix.leave_witness(key, text);
     }
 
     fn has_witness(&self, key: &str, uid: u32) -> bool {

@@ -123,7 +123,7 @@ fn of_other_versions(bytes: &[u8]) -> [Vec<u8>; 2] {
         .map(|byte| format!("{byte:02x}"))
         .collect::<String>();
     let with_field = format!("{}{sum}\",{fields}", &begin[..begin.len() - 16]);
-    [with_field, line.replacen(":2,", ":3,", 1)].map(|line| [line.as_bytes(), rest].concat())
+    [with_field, line.replacen(":3,", ":4,", 1)].map(|line| [line.as_bytes(), rest].concat())
 }
 
 on_every_store! {
@@ -154,7 +154,7 @@ on_every_store! {
     fn a_record_of_another_version_is_a_live_lock(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "--forever", "x"]).run();
         let good = sandbox.open().read(StoreCall::default(), b"x").unwrap().unwrap().body;
-        for (body, why) in of_other_versions(&good).iter().zip(["this csalock does not know its form", "its format is 3"]) {
+        for (body, why) in of_other_versions(&good).iter().zip(["this csalock does not know its form", "its format is 4"]) {
             sandbox.overwrite("x", body);
             let before = sandbox.stored();
             let process = holder_in(&good);

@@ -547,8 +547,9 @@ fn open_files(pid: i32) -> Vec<std::path::PathBuf> {
 #[test]
 #[ignore = "it is a part of another test, in a process of its own"]
 fn holder_by_the_library() {
-    let locks = csalock_locks::Locks::open(&std::env::var("CSALOCK_STORE").unwrap()).unwrap();
-    let guard = locks.lock("x", std::time::Duration::ZERO).unwrap().unwrap();
+    let options = csalock_locks::OpenOptions::new().environment(true);
+    let locks = options.open(&std::env::var("CSALOCK_STORE").unwrap()).unwrap();
+    let guard = locks.lock("x", std::time::Duration::ZERO).unwrap().held().unwrap();
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
-    assert_eq!(guard.release(), Ok(true));
+    assert_eq!(guard.release(), Ok(()));
 }

@@ -201,12 +201,15 @@ on_every_store! {
 
     fn unlock_all_releases_all_grants_of_the_caller(sandbox: &Sandbox) {
         let script = "csalock lock a b ./file > /dev/null
-                      mkdir -p other; csalock lock ./other/file > /dev/null
-                      csalock unlock --all
-                      csalock status -1; csalock status ./file > /dev/null; echo $?; csalock status ./other/file > /dev/null; echo $?
-                      csalock unlock --all ./other/file; csalock status ./other/file > /dev/null; echo $?";
+                      mkdir -p other gone; csalock lock ./other/file ./gone/file > /dev/null; rm -r gone
+                      dash -c 'csalock lock ./other/theirs; echo; read line' < end > began & until [ -s began ]; do sleep 0.01; done
+                      (cd /; csalock unlock --all; echo $?)
+                      csalock status -1 | grep -v theirs; csalock status ./file > /dev/null; echo $?; csalock status ./other/file > /dev/null; echo $?
+                      csalock status ./other/theirs > /dev/null; echo $?; echo > end; wait
+                      csalock lock ./other/file; csalock unlock --all ./other/file; csalock status ./other/file > /dev/null; echo $?";
+        let script = &format!("mkfifo end; exec 8<> end; {script}; rm end");
         // With a chosen store, the locks of files are in it too.
-        sandbox.script("dash", script).stdout("81\n81\n81\n").run();
+        sandbox.script("dash", script).stdout("0\n81\n81\n0\n81\n").run();
         // Root's own default store is the machine's.
         let own = format!("mount -t tmpfs none /var/lib || exit; {script}");
         let is_root = nix::unistd::geteuid().is_root();
@@ -216,7 +219,7 @@ on_every_store! {
         let call = if is_root { sandbox.call("unshare", ["-m", "dash", "-c", &own]) } else { sandbox.script("dash", script) };
         let created = "csalock: created the store dir:SANDBOX/state/csalock, where XDG_STATE_HOME says; cron may not have this \
                        variable, so set CSALOCK_STORE in both\n";
-        call.without("CSALOCK_STORE").stdout("81\n0\n81\n").stderr(if is_root { "" } else { created }).run();
+        call.without("CSALOCK_STORE").stdout("0\n81\n81\n0\n81\n").stderr(if is_root { "" } else { created }).run();
     }
 
     fn unlock_all_leaves_the_lock_that_the_script_was_started_under(sandbox: &Sandbox) {

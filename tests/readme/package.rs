@@ -285,6 +285,34 @@ fn checkout(to: &Path) {
     run(Command::new("sh").args(["-c", copy]).arg(to).current_dir(in_project("")));
 }
 
+/// The version that the build script gives a program of this profile, in a project at this place.
+fn version_built(script: &Path, project: &Path, level: &str, commit: Option<&str>) -> String {
+    let mut command = Command::new(script);
+    command.env("CARGO_MANIFEST_DIR", project).env("OUT_DIR", script.parent().unwrap()).env("OPT_LEVEL", level);
+    command.env("CARGO_PKG_VERSION", "1.2.3").env_remove("CSALOCK_COMMIT");
+    commit.map(|commit| command.env("CSALOCK_COMMIT", commit));
+    let printed = String::from_utf8(run(&mut command).stdout).unwrap();
+    printed.lines().find_map(|line| line.strip_prefix("cargo::rustc-env=CSALOCK_VERSION=")).unwrap().to_string()
+}
+
+#[test]
+fn the_version_of_an_optimized_build_names_its_commit() {
+    require!(is_checkout());
+    let folder = tempfile::tempdir().unwrap();
+    let (script, outside) = (folder.path().join("build"), folder.path().join("sources"));
+    run(Command::new("rustc").args(["--edition", "2024", "build.rs", "-o"]).arg(&script).current_dir(in_project("")));
+    let head = run(Command::new("git").args(["rev-parse", "--short=12", "HEAD"]).current_dir(in_project("")));
+    let named = format!("1.2.3 ({})", String::from_utf8(head.stdout).unwrap().trim());
+    assert_eq!(version_built(&script, &in_project(""), "s", None), named);
+    assert_eq!(version_built(&script, &in_project(""), "1", None), "1.2.3");
+    for part in ["man", "completions"] {
+        fs::create_dir_all(outside.join(part)).unwrap();
+        fs::create_dir_all(outside.join(part).join("text")).unwrap();
+    }
+    assert_eq!(version_built(&script, &outside, "s", None), "1.2.3");
+    assert_eq!(version_built(&script, &outside, "s", Some("abc")), "1.2.3 (abc)");
+}
+
 #[test]
 fn packing_does_not_depend_on_the_place_the_time_and_the_user() {
     require!(is_checkout());
@@ -349,8 +377,8 @@ fn a_program_outside_the_tree_has_the_rust_api_without_tls() {
     );
     let main = "fn main() {\n    let url = format!(\"dir:{}\", std::env::args().nth(1).unwrap());\n    \
                 let locks = csalock_locks::Locks::open(&url).unwrap();\n    \
-                let guard = locks.lock(\"nightly\", std::time::Duration::ZERO).unwrap().expect(\"free\");\n    \
-                print!(\"{}\", guard.release().unwrap());\n}\n";
+                let guard = locks.lock(\"nightly\", std::time::Duration::ZERO).unwrap().held().expect(\"free\");\n    \
+                guard.release().unwrap();\n    print!(\"released\");\n}\n";
     fs::create_dir(folder.path().join("src")).unwrap();
     fs::write(folder.path().join("Cargo.toml"), manifest).unwrap();
     fs::write(folder.path().join("src/main.rs"), main).unwrap();
@@ -366,7 +394,7 @@ fn a_program_outside_the_tree_has_the_rust_api_without_tls() {
         "{tree}"
     );
     let store = folder.path().join("store").display().to_string();
-    assert_eq!(cargo(&["run", "--offline", "--quiet", &store]), "true");
+    assert_eq!(cargo(&["run", "--offline", "--quiet", &store]), "released");
 }
 
 /// What a registry would get can be built.

@@ -126,7 +126,7 @@ pub(crate) fn force_removes_an_unreadable_record_during_other_commands(rig: &Rig
 
 pub(crate) fn a_sweep_removes_no_page_that_replaced_an_orphaned_page(rig: &Rig) {
     let key = Page::key(b"x", 7);
-    let page = |more: &str| format!("{{\"csalock-page\":2,\"name\":\"x%00{:016x}\",{more}", 7).into_bytes();
+    let page = |more: &str| format!("{{\"csalock-page\":3,\"name\":\"x%00{:016x}\",{more}", 7).into_bytes();
     let version = rig.put(&key, None, &page(""));
     let (store, written) = (rig.again(), key.clone());
     let change = move || {

@@ -163,13 +163,14 @@ impl Commit<'_> {
 
     /// The mode is never wider than the final one, and a file with a restricted mode keeps its writer as the owner.
     fn write(&self, directory: &OwnedFd, name: &str, body: &[u8]) -> nix::Result<()> {
-        let Root { uncached, file_mode, ownership, .. } = **self.root();
+        let Root { uncached, file_mode, ownership, place, .. } = **self.root();
         let (mode, ownership) = match self.options.mode {
             Some(mode) => (Mode::from_bits_truncate(mode) & file_mode, ownership.without_owner()),
             None => (file_mode, ownership),
         };
         let synced = self.options.durability >= Durability::Atomic;
-        sys::create_file(directory, name, (uncached, mode, ownership), body, synced)
+        let bytes = [body, place.to_string().as_bytes()].concat();
+        sys::create_file(directory, name, (uncached, mode, ownership), &bytes, synced)
     }
 
     /// Replaces a record, or revives a tombstone, which has no version: `run` was called to create the record.
@@ -334,7 +335,7 @@ impl Commit<'_> {
     }
 
     fn pointer(&self, stage: Stage, number: u64) -> Result<Pointer> {
-        Ok(Pointer { stage, number, ident: self.store.ident()?, place: self.root().place })
+        Ok(Pointer { stage, number, ident: self.store.ident()? })
     }
 
     fn root(&self) -> &Arc<Root> {

@@ -37,8 +37,9 @@
 //! changes that were not synced. A `.csalock` keeps no `token`, because its last record takes it along: there the clock
 //! alone counts.
 //!
-//! **Copies.** The name of a pointer ends with the number of the inode of the store's directory ([`Place`]). A copy of
-//! the directory, for example by git(1) or rsync(1), has another number, so a reader knows that no holder works there.
+//! **Copies.** After its bytes, a file has a line with the number of the inode of the store's directory ([`Place`]). A copy
+//! of the directory, for example by git(1) or rsync(1), has another number, so a reader knows that no holder works there.
+//! The line is not in the names: csalock 0.2.0 would take a pointer with another name for none, and remove the record.
 //!
 //! **Power cuts.** Data that may end with the boot is not synced, and csalock detects a record that a power cut tore.
 //! Data that must outlast a power cut is synced, in the order that [`super::commit`] describes.
@@ -158,12 +159,10 @@ pub struct Pointer {
     pub(crate) stage: Stage,
     pub(crate) number: u64,
     pub(crate) ident: UniqueId,
-    /// The directory that the name was made in, if its file system numbers directories permanently.
-    pub(crate) place: Option<Place>,
 }
 
 /// Identity of a store's directory, which a copy of the directory does not have: the number of its inode, as the server
-/// of a network file system and all its clients see it.
+/// of a network file system and all its clients see it. In a file it is a line: `{"place":"l0000001f"}`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     /// [`LOCAL`], [`NFS`] or [`BTRFS`].
@@ -173,11 +172,19 @@ pub(crate) struct Place {
 
 /// Kinds of file systems whose inodes have permanent numbers. An NFS server sends its clients the numbers of a file system
 /// of the kind `LOCAL`, but may send others for Btrfs. FUSE and overlayfs number directories anew at any time.
+const ANY: u8 = b'-';
 const LOCAL: u8 = b'l';
 const NFS: u8 = b'r';
 const BTRFS: u8 = b'b';
 const KINDS: [(u32, u8); 5] =
     [(0xEF53, LOCAL), (0x5846_5342, LOCAL), (0x0102_1994, LOCAL), (0x6969, NFS), (0x9123_683E, BTRFS)];
+
+const BEFORE_PLACE: &str = "{\"place\":\"";
+
+pub(super) const PLACE_LENGTH: usize = 22;
+
+/// End of the line with the place. No record ends so.
+pub(super) const END_OF_FILE: &str = "\"}\n";
 
 /// Magic number of overlayfs: layers of directories, as in a container.
 pub(super) const OVERLAYFS: u32 = 0x794C_7630;
@@ -211,14 +218,6 @@ impl Pointer {
         matches!(self.stage, Stage::Inline | Stage::Current)
     }
 
-    /// In doubt the name was made here: a record of a live holder must not seem to be a copy.
-    pub(super) fn is_copy_in(&self, root: &Root) -> bool {
-        let Some(origin) = self.place else { return false };
-        // What is in a layer was written before the layers were mounted.
-        let is_from_layer = root.is_layered && origin.kind != NFS;
-        is_from_layer || root.place.is_some_and(|here| origin.differs_from(here))
-    }
-
     pub(crate) fn version(&self) -> Version {
         Version { number: self.number, mark: self.ident.mark }
     }
@@ -232,35 +231,49 @@ impl Pointer {
     }
 
     pub fn name(&self) -> String {
-        let place = self.place.map(|place| format!(".{place}")).unwrap_or_default();
-        format!("{}.{}.{}{place}", STAGES[self.stage as usize].1, self.number, self.ident)
+        format!("{}.{}.{}", STAGES[self.stage as usize].1, self.number, self.ident)
     }
 }
 
 impl Place {
-    /// `None` if the file system may number directories anew.
-    pub(super) fn of(directory: &FileStat, file_system: FsType) -> Option<Place> {
-        let (_, kind) = KINDS.into_iter().find(|(magic, _)| *magic == file_system.0 as u32)?;
+    pub(crate) const UNKNOWN: Place = Place { kind: ANY, number: 0 };
+
+    pub(super) fn of(directory: &FileStat, file_system: FsType) -> Place {
+        let known = KINDS.into_iter().find(|(magic, _)| *magic == file_system.0 as u32);
         // A client with short numbers folds long ones in the same way (nfs.enable_ino64).
-        Some(Place { kind, number: (directory.st_ino ^ (directory.st_ino >> 32)) as u32 })
+        let number = (directory.st_ino ^ (directory.st_ino >> 32)) as u32;
+        known.map_or(Place::UNKNOWN, |(_, kind)| Place { kind, number })
     }
 
     fn differs_from(self, other: Place) -> bool {
         let is_comparable = self.kind == other.kind || (self.kind != BTRFS && other.kind != BTRFS);
-        is_comparable && self.number != other.number
+        self.kind != ANY && other.kind != ANY && is_comparable && self.number != other.number
     }
 
-    fn parse(text: &str) -> Option<Place> {
-        let (kind, number) = (*text.as_bytes().first()?, text.get(1..)?);
-        let number = u32::from_str_radix(number, 16).ok()?;
-        let place = Place { kind, number };
-        (KINDS.iter().any(|(_, known)| *known == kind) && place.to_string() == text).then_some(place)
+    /// In doubt the file was written here: a record of a live holder must not seem to be a copy.
+    pub(super) fn is_copied_to(self, root: &Root) -> bool {
+        // What is in a layer was written before the layers were mounted.
+        let is_from_layer = root.is_layered && ![ANY, NFS].contains(&self.kind);
+        is_from_layer || self.differs_from(root.place)
+    }
+
+    /// Removes the line with the place from the bytes of a file. A file of csalock 0.2.0 has none.
+    pub(super) fn split_from(bytes: &mut Vec<u8>) -> Option<Place> {
+        let at = bytes.len().checked_sub(PLACE_LENGTH)?;
+        let line = std::str::from_utf8(&bytes[at..]).ok()?;
+        let (kind, number) = (*line.as_bytes().get(BEFORE_PLACE.len())?, line.get(BEFORE_PLACE.len() + 1..)?);
+        let place = Place { kind, number: u32::from_str_radix(number.strip_suffix(END_OF_FILE)?, 16).ok()? };
+        let is_known = kind == ANY || KINDS.iter().any(|(_, known)| *known == kind);
+        (is_known && place.to_string() == line).then(|| {
+            bytes.truncate(at);
+            place
+        })
     }
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}{:08x}", self.kind as char, self.number)
+        write!(out, "{BEFORE_PLACE}{}{:08x}{END_OF_FILE}", self.kind as char, self.number)
     }
 }
 
@@ -270,19 +283,9 @@ impl Name {
         let parts: Vec<&str> = std::str::from_utf8(name).ok()?.split('.').collect();
         match parts[..] {
             ["rec", ident] => Some(Name::Record(UniqueId::parse(ident)?)),
-            [word, number, ident, ref place @ ..] => {
+            [word, number, ident] => {
                 let (stage, _) = STAGES.into_iter().find(|(_, known)| *known == word)?;
-                let place = match place {
-                    [] => None,
-                    [place] => Some(Place::parse(place)?),
-                    _ => return None,
-                };
-                Some(Name::Pointer(Pointer {
-                    stage,
-                    number: number_of(number)?,
-                    ident: UniqueId::parse(ident)?,
-                    place,
-                }))
+                Some(Name::Pointer(Pointer { stage, number: number_of(number)?, ident: UniqueId::parse(ident)? }))
             }
             _ => None,
         }
@@ -322,8 +325,7 @@ mod tests {
 
     #[test]
     fn a_pointer_reads_back() {
-        let pointer =
-            Pointer { stage: Stage::Tombstone, number: 17, ident: UniqueId { boot: 1, mark: u64::MAX }, place: None };
+        let pointer = Pointer { stage: Stage::Tombstone, number: 17, ident: UniqueId { boot: 1, mark: u64::MAX } };
         assert_eq!(pointer.name(), "end.17.00000001ffffffffffffffff");
         assert!(matches!(Name::parse(pointer.name().as_bytes()), Some(Name::Pointer(same)) if same == pointer));
         assert!(
@@ -333,7 +335,8 @@ mod tests {
 
     #[test]
     fn only_places_whose_numbers_are_comparable_differ() {
-        let place = |text: &str| Place::parse(text).unwrap();
+        let of_file = |text: &str| Place::split_from(&mut format!("x\n{{\"place\":\"{text}\"}}\n").into_bytes());
+        let place = |text: &str| of_file(text).unwrap();
         for (one, other, differ) in [
             ("l00000001", "l00000002", true),
             ("l00000001", "l00000001", false),
@@ -342,12 +345,16 @@ mod tests {
             ("b00000001", "b00000002", true),
             ("b00000001", "l00000002", false),
             ("b00000001", "r00000002", false),
+            ("-00000000", "l00000002", false),
         ] {
             let (one, other) = (place(one), place(other));
             assert_eq!([one.differs_from(other), other.differs_from(one)], [differ; 2], "{one} {other}");
         }
         let wrong = ["", "l", "l1", "x00000001", "lABCDEF01", "l+0000001", "l000000001", "\u{e4}00000001"];
-        assert!(wrong.iter().all(|text| Place::parse(text).is_none()));
+        assert!(wrong.iter().all(|text| of_file(text).is_none()));
+        let mut bytes = b"a record\n{\"place\":\"b0000abcd\"}\n".to_vec();
+        assert_eq!(Place::split_from(&mut bytes), Some(Place { kind: BTRFS, number: 0xabcd }));
+        assert_eq!((Place::split_from(&mut bytes), bytes), (None, b"a record\n".to_vec()));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::fcntl::AtFlags;
 use nix::sys::stat::{SFlag, fstatat};
 
-use super::layout::{Name, Pointer, REMOVED_WHILE_OPEN, UniqueId, boot_tag};
+use super::layout::{Name, Place, Pointer, REMOVED_WHILE_OPEN, UniqueId, boot_tag};
 use super::root::Root;
 use super::{MOST_LOOKS, sys};
 use host::Host;
@@ -207,9 +207,9 @@ impl Listing {
         let root = &self.entry.root;
         let version = pointer.version();
         let name = pointer.record();
-        // The end of the line says as much as another read(2), which is a request to an NFS server.
-        let is_line = self.entry.is_record();
-        let body = match sys::read_file(&self.directory, &name, root.uncached, lock::MOST_BYTES, is_line) {
+        // The end of the last line says as much as another read(2), which is a request to an NFS server.
+        let has_lines = self.entry.is_record();
+        let mut body = match sys::read_file(&self.directory, &name, root.uncached, lock::MOST_BYTES, has_lines) {
             Ok(Ok(body)) => body,
             Ok(Err(what)) => {
                 let path = escape_path(&self.entry.path().join(name));
@@ -219,7 +219,7 @@ impl Listing {
             Err(errno) => return Err(self.entry.failed("read the record")(errno).in_version(version)),
         };
         let may_be_torn = root.scope == Scope::Local && boot_tag(&host.pid_space()?.boot) != pointer.ident.boot;
-        let is_copy = pointer.is_copy_in(root);
+        let is_copy = Place::split_from(&mut body).is_some_and(|origin| origin.is_copied_to(root));
         self.stored = Some(Versioned { may_be_torn, is_copy, ..Versioned::new(version, body) });
         Ok(self.stored.clone())
     }

@@ -37,7 +37,7 @@ pub(super) struct Root {
     /// Device and number of the directory that the path of the store named.
     pub(super) id: (u64, u64),
     /// Identity of that directory, and true if it is in layers (overlayfs).
-    pub(super) place: Option<Place>,
+    pub(super) place: Place,
     pub(super) is_layered: bool,
     /// The directory with the sticky bit around it, if there is one.
     pub(super) sticky: Option<OwnedFd>,

@@ -21,7 +21,7 @@ use nix::{NixPath, Result};
 use rustix::fs::{Advice, RawDir, RenameFlags};
 use rustix::io::retry_on_intr;
 
-use crate::layout::{CLOCK, NEW};
+use crate::layout::{CLOCK, END_OF_FILE, NEW, PLACE_LENGTH};
 use host::file_time;
 use lock::error::errno_of;
 use store::with_suffix;
@@ -195,14 +195,14 @@ pub(super) fn sync_directory(directory: impl AsFd) -> Result<()> {
     }
 }
 
-/// Reads a regular file of at most `most` bytes, opened with these additional flags. A file that is one line ends with that
-/// line. Returns `Ok(Err(reason))` if the name leads to anything else.
+/// Reads a regular file of at most `most` bytes and its place, opened with these additional flags. A file that has
+/// only lines ends as csalock ends it. Returns `Ok(Err(reason))` if the name leads to anything else.
 pub(super) fn read_file(
     at: impl AsFd,
     name: &str,
     flags: OFlag,
     most: usize,
-    is_line: bool,
+    has_lines: bool,
 ) -> Result<std::result::Result<Vec<u8>, String>> {
     let flags = flags | OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let file = match answered(nix::fcntl::openat(at, name, flags, Mode::empty())) {
@@ -222,10 +222,10 @@ pub(super) fn read_file(
             Err(Errno::EAGAIN) => return Ok(Err("it is not a regular file".to_string())),
             Err(errno) => return Err(errno),
         }
-        if length > most {
+        if length > most + PLACE_LENGTH {
             return Ok(Err(format!("it has more than {most} bytes")));
         }
-        if is_line && buffer[..length].ends_with(b"\n") {
+        if has_lines && buffer[..length].ends_with(END_OF_FILE.as_bytes()) {
             break;
         }
         if length == buffer.len() {

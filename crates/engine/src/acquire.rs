@@ -82,6 +82,9 @@ impl Engine {
         };
         let witnessed = request.handle.proof();
         self.leave_witness(scope, Witnessed::Entry(name, &witnessed));
+        if request.outlives_process {
+            self.leave_directory(&request.entry.owner);
+        }
         let mut ended = attempt.run(on_wait);
         attempt.engine.call.interruptible = false;
         if attempt.is_late(&ended) {

@@ -92,11 +92,8 @@ impl Engine {
 
     /// Wakes the next holders, which start while the store cleans up and writes the history.
     fn wake_waiters(&self, waiters: &[HandleHash]) {
-        let mut is_awake = false;
-        for proof in waiters {
-            is_awake |= self.host.wake(WakeAddress::Waiter(proof));
-        }
-        if is_awake {
+        let awake = waiters.iter().filter(|proof| self.host.wake(WakeAddress::Waiter(proof))).count();
+        if awake > 0 {
             self.host.give_way();
         }
     }

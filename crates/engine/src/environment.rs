@@ -23,7 +23,7 @@ use lock::duration::{parse_duration, parse_lease};
 use lock::error::{Error, ErrorKind, Result};
 use lock::history::{HistoryLimits, parse_size};
 use lock::name::{escape, escape_path};
-use store::Location;
+use store::{Location, Variables};
 
 /// Default duration of leases that a keeper renews.
 pub const LEASE: Duration = Duration::from_secs(60);
@@ -98,27 +98,31 @@ pub fn path() -> OsString {
     raw("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
 }
 
-pub(crate) fn lease() -> Result<Duration> {
+pub(crate) fn lease(variables: &Variables<'_>) -> Result<Duration> {
     let hint = |text: &str| match parse_duration(text) {
         Ok(_) => "make it longer, or unset it for 60s",
         Err(_) => "a lease takes three seconds at least; without the variable, 60s",
     };
     let parse = |text: &str| parse_lease(text).map_err(|why| (why, hint(text)));
-    Ok(parsed("CSALOCK_LEASE", parse)?.unwrap_or(LEASE))
+    Ok(parsed(variables, "CSALOCK_LEASE", parse)?.unwrap_or(LEASE))
 }
 
 pub fn history() -> Result<HistoryLimits> {
+    history_of(&variable)
+}
+
+pub(crate) fn history_of(variables: &Variables<'_>) -> Result<HistoryLimits> {
     let default = HistoryLimits::default();
-    let size = parsed("CSALOCK_HISTORY_SIZE", |text| parse_size(text).map_err(set_right))?;
-    let age = parsed("CSALOCK_HISTORY_AGE", |text| parse_duration(text).map_err(set_right))?;
+    let size = parsed(variables, "CSALOCK_HISTORY_SIZE", |text| parse_size(text).map_err(set_right))?;
+    let age = parsed(variables, "CSALOCK_HISTORY_AGE", |text| parse_duration(text).map_err(set_right))?;
     let limits = HistoryLimits { size: size.unwrap_or(default.size), age: age.unwrap_or(default.age) };
-    Ok(if variable("CSALOCK_HISTORY").is_some_and(|kept| kept == "0") { limits.off() } else { limits })
+    Ok(if variables("CSALOCK_HISTORY").is_some_and(|kept| kept == "0") { limits.off() } else { limits })
 }
 
 /// No record and no history may then have the arguments of a command.
 pub fn hides_commands() -> Result<bool> {
     let is_label = |text: &str| (text == "label").then_some(()).ok_or_else(|| set_right("is not \"label\"".into()));
-    Ok(parsed("CSALOCK_COMMAND", is_label)?.is_some())
+    Ok(parsed(&variable, "CSALOCK_COMMAND", is_label)?.is_some())
 }
 
 /// Store for bare names if the user chose no store. A user without a home directory has none.
@@ -185,8 +189,12 @@ pub fn other_stores(current: &CurrentDirectory) -> Vec<Result<Location>> {
 }
 
 /// The value of this variable, `None` if it is not set. `parse` fails with the problem and the next step.
-fn parsed<T>(name: &str, parse: impl Fn(&str) -> std::result::Result<T, (String, &'static str)>) -> Result<Option<T>> {
-    let Some(text) = variable(name) else { return Ok(None) };
+fn parsed<T>(
+    variables: &Variables<'_>,
+    name: &str,
+    parse: impl Fn(&str) -> std::result::Result<T, (String, &'static str)>,
+) -> Result<Option<T>> {
+    let Some(text) = variables(name) else { return Ok(None) };
     parse(&text.to_string_lossy()).map(Some).map_err(|(why, hint)| {
         let what = format!("{name} is \"{}\", which {why}", escape(text.as_bytes()));
         Error::invalid(what, hint)

@@ -10,13 +10,14 @@
 //!
 //! A store may keep nothing of a lock that was released. Such a witness proves that a script has released it.
 
+use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
 use super::Engine;
 use lock::{Facts, Grant, HandleHash, Liveness, Owner, PidDomain, ProcessId, Query, Record, Result, Standing, Waiter};
-use store::Scope;
+use store::{Location, Scope};
 
 /// Maximum number of entries whose liveness is queried only on demand.
 const CROWD: usize = 64;
@@ -133,28 +134,38 @@ impl Engine {
 
     /// Leaves a witness of an object that this host is about to write into a store of this scope.
     pub(super) fn leave_witness(&self, scope: Scope, of: Witnessed<'_>) {
-        if scope == Scope::Shared || matches!(of, Witnessed::Release(..)) {
-            let key = of.key();
-            self.host.leave_witness(&key);
-            // The keys are random, so one of 256 processes does this, even where no process calls `gc`.
-            if key.ends_with("00") {
-                self.host.remove_old_witnesses(OLD_WITNESS);
-            }
+        if scope == Scope::Shared {
+            self.leave(&of.key(), b"");
+        }
+    }
+
+    fn leave(&self, key: &str, text: &[u8]) {
+        self.host.leave_witness(key, text);
+        // The keys are random, so one of 256 processes does this, even where no process calls `gc`.
+        if key.ends_with("00") {
+            self.host.remove_old_witnesses(OLD_WITNESS);
         }
     }
 
     /// For [`Engine::has_released`] by the script that has released this grant.
     pub fn leave_release(&self, name: &[u8], grant: &Grant) {
         let place = self.store.describe(name);
-        for owner in &grant.owner.processes {
-            self.leave_witness(Scope::Local, Witnessed::Release(&place, owner));
+        let processes = grant.owner.processes.iter();
+        processes.for_each(|process| self.leave(&Witnessed::Place(place.as_bytes(), process).key(), b""));
+    }
+
+    /// For a later `unlock --all` of the owner, which may then be in another directory.
+    pub(super) fn leave_directory(&self, owner: &Owner) {
+        if let Some(directory) = self.location.as_ref().and_then(Location::directory_of_files) {
+            let place = directory.as_os_str().as_bytes();
+            owner.processes.iter().for_each(|process| self.leave(&Witnessed::Place(place, process).key(), place));
         }
     }
 
     /// One of these processes has released a lock of this name before.
     pub fn has_released(&self, name: &[u8], owners: &[ProcessId]) -> bool {
         let (place, uid) = (self.store.describe(name), self.host.uid());
-        owners.iter().any(|owner| self.host.has_witness(&Witnessed::Release(&place, owner).key(), uid))
+        owners.iter().any(|owner| self.host.has_witness(&Witnessed::Place(place.as_bytes(), owner).key(), uid))
     }
 
     pub(super) fn remove_witness(&self, of: Witnessed<'_>) {
@@ -212,8 +223,9 @@ pub(super) enum Witnessed<'a> {
     Entry(&'a [u8], &'a HandleHash),
     /// Bytes of an external value, by their store name.
     Value(&'a [u8]),
-    /// Release by this process of the lock whose record has this place. The host removes it after the process.
-    Release(&'a str, &'a ProcessId),
+    /// Place of a record whose lock this process has released, or directory in which it has locked files. The host
+    /// removes it after the process.
+    Place(&'a [u8], &'a ProcessId),
 }
 
 impl Witnessed<'_> {
@@ -223,7 +235,7 @@ impl Witnessed<'_> {
         let digest = match self {
             Witnessed::Entry(name, proof) => Sha256::new().chain_update(proof.to_string()).chain_update(name),
             Witnessed::Value(key) => Sha256::new().chain_update(key),
-            Witnessed::Release(place, process) => {
+            Witnessed::Place(place, process) => {
                 key = format!("{process}:");
                 Sha256::new().chain_update(place)
             }

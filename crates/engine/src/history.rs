@@ -37,11 +37,10 @@ impl Engine {
                 EndReason::Released => {
                     let used = remark.used.filter(|(proof, _)| *proof == ending.grant.proof);
                     match used.map_or(Use::Unknown, |(_, used)| used) {
-                        Use::Unknown => {}
                         Use::Run(run) => past.run = Some(run),
                         Use::Nothing if ending.grant.end_request.is_none() => return None,
                         // The process that ended the holder finds its trace.
-                        Use::Nothing => {}
+                        Use::Unknown | Use::Nothing => {}
                     }
                 }
                 EndReason::Died | EndReason::Ended | EndReason::Expired => {}

@@ -47,7 +47,7 @@ use host::{Host, Unix};
 use lock::error::{Error, Result};
 use lock::history::HistoryLimits;
 use lock::{self, Credentials, HandleHash, Lease, ProcessId, Record, Waiter};
-use store::{Call, Location, Store, Version, Versioned};
+use store::{Call, Location, Store, Variables, Version, Versioned};
 
 pub struct Context {
     pub current: CurrentDirectory,
@@ -67,6 +67,13 @@ impl Context {
     pub fn engine(&self, location: &Location) -> Result<Engine> {
         Engine::open(location, self.host.clone())
     }
+}
+
+/// What a user of an engine sets beside the place of its store.
+pub struct Settings<'a> {
+    pub variables: &'a Variables<'a>,
+    /// That of the URL, or else of the variables, if it is missing here.
+    pub lease: Option<Duration>,
 }
 
 /// A clone shares everything but the limits of its calls of the store.
@@ -102,17 +109,21 @@ pub(crate) type VersionedRecord = (Option<Version>, Record);
 
 impl Engine {
     pub fn open(location: &Location, host: Arc<dyn Host>) -> Result<Engine> {
-        let store = stores::open(location, &environment::variable, host.clone())?;
+        Engine::open_with(location, host, &Settings { variables: &environment::variable, lease: None })
+    }
+
+    pub fn open_with(location: &Location, host: Arc<dyn Host>, settings: &Settings<'_>) -> Result<Engine> {
+        let store = stores::open(location, settings.variables, host.clone())?;
         #[cfg(any(test, debug_assertions))]
         let store = crate::trace::wrap(store, &host, environment::trace());
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
-        let limits = environment::history().unwrap_or_default();
+        let limits = environment::history_of(settings.variables).unwrap_or_default();
         let mut state = EngineState::new(store, host);
         state.history_limits = if location.is_beside() { limits.off() } else { limits };
         state.location = Some(location.clone());
-        match location.lease() {
+        match settings.lease.or_else(|| location.lease()) {
             Some(lease) => state.lease = lease,
-            None if state.needs_leases() => state.lease = environment::lease()?,
+            None if state.needs_leases() => state.lease = environment::lease(settings.variables)?,
             None => {}
         }
         Ok(Engine { shared: Arc::new(state), call: Call::default() })

@@ -102,7 +102,9 @@ impl LockSet {
 
     /// Length of the shortest leases in these stores, if they need leases.
     pub fn lease(&self) -> Duration {
-        let lease = |target: &LockRef| target.location.lease().or_else(|| environment::lease().ok()).unwrap_or(LEASE);
+        let lease = |target: &LockRef| {
+            target.location.lease().or_else(|| environment::lease(&environment::variable).ok()).unwrap_or(LEASE)
+        };
         self.all.iter().map(lease).min().unwrap_or(LEASE)
     }
 
@@ -220,10 +222,9 @@ impl OpenLockSet<'_> {
 
     /// Tries all locks, the last one first, by calls with these limits. The answers are in the order of the locks.
     pub fn release(&self, call: Call, proof: HandleHash, used: Use) -> Vec<Result<Released>> {
-        let mut answers = Vec::new();
-        for (target, engine) in self.each().rev() {
-            answers.push(engine.during(call).release_after(&target.name, proof, used));
-        }
+        let release =
+            |(target, engine): (&LockRef, &Engine)| engine.during(call).release_after(&target.name, proof, used);
+        let mut answers: Vec<_> = self.each().rev().map(release).collect();
         answers.reverse();
         answers
     }

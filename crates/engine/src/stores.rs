@@ -7,27 +7,28 @@ use std::sync::Arc;
 use directory::Directory;
 use host::Host;
 use lock::error::Result;
+use lock::line::{FORMAT, OLDEST_FORMAT};
 use sqlite::Sqlite;
-use store::{Location, ServerKind, Store, Variables};
+use store::{Location, ParseServer, ServerKind, Store, Variables};
 
-/// The reader of URLs of a store on servers, if this program was built with the feature.
+/// Something of a store on servers, if this program was built with the feature.
 macro_rules! built {
-    ($feature:literal, $parse:path) => {{
+    ($feature:literal, $value:expr) => {{
         #[cfg(feature = $feature)]
-        let parse = Some($parse as store::ParseServer);
+        let value = Some($value);
         #[cfg(not(feature = $feature))]
-        let parse = None;
-        parse
+        let value = None;
+        value
     }};
 }
 
 /// Each kind of store on servers. Directories and SQLite databases are in every build.
 const SERVERS: [ServerKind; 5] = [
-    ("etcd", built!("etcd", etcd::parse)),
-    ("etcds", built!("etcd", etcd::parse_tls)),
-    ("postgres", built!("postgres", postgres::parse)),
-    ("postgresql", built!("postgres", postgres::parse)),
-    ("ssh", built!("ssh", ssh::parse)),
+    ("etcd", built!("etcd", etcd::parse as ParseServer)),
+    ("etcds", built!("etcd", etcd::parse_tls as ParseServer)),
+    ("postgres", built!("postgres", postgres::parse as ParseServer)),
+    ("postgresql", built!("postgres", postgres::parse as ParseServer)),
+    ("ssh", built!("ssh", ssh::parse as ParseServer)),
 ];
 
 /// Reads the URL of a store. Relative paths start at `current`.
@@ -39,6 +40,14 @@ pub fn location(url: &OsStr, current: impl AsRef<Path>) -> Result<Location> {
 pub fn built_in() -> Vec<&'static str> {
     let servers = SERVERS.iter().filter(|(_, parse)| parse.is_some()).map(|(scheme, _)| *scheme);
     ["dir", "sqlite"].into_iter().chain(servers).collect()
+}
+
+/// Numbers of the formats, as in `records 3, sqlite 2`.
+pub fn formats() -> String {
+    let [postgres, ssh] = [built!("postgres", postgres::FORMAT), built!("ssh", ssh::FORMAT)];
+    let stores = [("sqlite", Some(sqlite::FORMAT)), ("postgres", postgres), ("ssh", ssh)];
+    let stores = stores.iter().filter_map(|(store, format)| Some(format!(", {store} {}", (*format)?)));
+    format!("records {FORMAT} (reads {OLDEST_FORMAT} too)") + &stores.collect::<String>()
 }
 
 /// Creates nothing: the first commit does.

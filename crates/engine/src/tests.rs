@@ -155,7 +155,7 @@ fn a_commit_record_of_another_version_ends_no_grant() {
     assert!(matches!(take(&engine, &several, WaitPolicy::NONE), AcquireResult::Granted(..)));
     let key = lock::CommitRecord::key(&several.handle.proof());
     let decision = lock::CommitRecord { committed: true, names: vec![b"x".to_vec()] };
-    let bytes = String::from_utf8(lock::encode_auxiliary(&key, &decision)).unwrap().replacen(":2,", ":3,", 1);
+    let bytes = String::from_utf8(lock::encode_auxiliary(&key, &decision)).unwrap().replacen(":3,", ":4,", 1);
     assert!(
         engine.store().commit(Call::default(), &WriteSet::of(&key, None, Some(bytes.as_bytes()))).unwrap().is_done()
     );

@@ -126,8 +126,7 @@ impl Engine {
     }
 
     fn write_at_once(&self, name: &[u8], wanted: &ValueWrite<'_>, writer: &Owner) -> Result<WriteResponse> {
-        let random = self.host.random()?;
-        let write_id = u64::from_be_bytes(random[..8].try_into().unwrap_or_default());
+        let write_id = self.host.unique_number()?;
         let value = wanted.bytes.map(|bytes| Value::new(bytes, write_id, wanted.mode));
         let mut writing = SetValue { value, ..wanted.terms.clone() };
         let mut stored = false;
@@ -213,12 +212,8 @@ impl Engine {
 
     pub(super) fn remove_old_value(&self, before: &Record, now: &Record) -> Result<()> {
         let external = |record: &Record| record.value.as_ref().filter(|it| it.inline.is_none()).map(|it| it.write_id);
-        match external(before) {
-            Some(write_id) if external(now) != Some(write_id) => {
-                self.remove_external(&Value::key(&before.name, write_id))
-            }
-            _ => Ok(()),
-        }
+        let old = external(before).filter(|write_id| external(now) != Some(*write_id));
+        old.map_or(Ok(()), |write_id| self.remove_external(&Value::key(&before.name, write_id)))
     }
 
     fn remove_external(&self, key: &[u8]) -> Result<()> {

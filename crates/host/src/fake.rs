@@ -135,7 +135,7 @@ impl Host for Fake {
         self.state().interrupted
     }
 
-    fn leave_witness(&self, _key: &str) {}
+    fn leave_witness(&self, _key: &str, _text: &[u8]) {}
 
     fn has_witness(&self, _key: &str, _uid: u32) -> bool {
         false

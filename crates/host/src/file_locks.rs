@@ -11,7 +11,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
+use nix::sys::stat::{major, makedev, minor};
+use nix::sys::statfs::{BTRFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, PROC_SUPER_MAGIC, fstatfs, statfs};
+use rustix::fs::{FlockOperation, Mode, OFlags, open};
 
 use lock::DescriptorLock;
 
@@ -56,15 +58,16 @@ pub fn file_locks(path: &Path) -> Vec<(FileLock, Vec<i32>)> {
     let pids_of = |lock: FileLock| {
         let is_it = |line: &str| line.split_whitespace().any(|word| lock.words().contains(&word));
         let seen: BTreeSet<i32> = lines.iter().filter(|(_, line)| is_it(line)).map(|(pid, _)| *pid).collect();
-        if seen.is_empty() { callers(&file, lock.words()) } else { Some(seen.into_iter().collect()) }
+        if seen.is_empty() { callers(path, lock.words(), LOOKS) } else { Some(seen.into_iter().collect()) }
     };
     FileLock::ALL.into_iter().filter_map(|lock| Some((lock, pids_of(lock)?))).collect()
 }
 
-/// The kernel lists one of these locks on the file. One read of the list can miss a lock while other locks come and go.
-pub fn is_file_locked(path: &Path, kinds: &[FileLock]) -> bool {
+/// The kernel lists one of these locks on the file. One read of the list can miss a lock while other locks come and go;
+/// `surely` reads it several times.
+pub fn is_file_locked(path: &Path, kinds: &[FileLock], surely: bool) -> bool {
     let words: Vec<&str> = kinds.iter().flat_map(|kind| kind.words()).copied().collect();
-    fs::metadata(path).is_ok_and(|file| listed_callers(&file, &words).is_some())
+    callers(path, &words, if surely { LOOKS } else { 1 }).is_some()
 }
 
 /// Each with the pid.
@@ -83,15 +86,38 @@ fn lines_of_locks(pid: i32, path: &Path, file: &fs::Metadata) -> Vec<(i32, Strin
 
 /// Visible other processes, by ascending pid. This does not open the file, for the reason at [`file_locks`].
 pub fn posix_holders(path: &Path, exclusive_only: bool) -> Vec<i32> {
-    let Ok(file) = fs::metadata(path) else { return Vec::new() };
     let (word, own) = (if exclusive_only { "WRITE" } else { "POSIX" }, nix::unistd::Pid::this().as_raw());
-    callers(&file, &[word]).unwrap_or_default().into_iter().filter(|pid| *pid != own).collect()
+    callers(path, &[word], LOOKS).unwrap_or_default().into_iter().filter(|pid| *pid != own).collect()
 }
 
 /// Live processes with a lock of one of these kinds or modes, by ascending pid; `None` if the kernel lists no such lock.
-fn callers(file: &fs::Metadata, words: &[&str]) -> Option<Vec<i32>> {
+fn callers(path: &Path, words: &[&str], looks: usize) -> Option<Vec<i32>> {
+    let place = place_of(path)?;
     // The kernel returns its list in pieces, so a line can be missed while other processes lock and unlock.
-    (0..LOOKS).find_map(|_| listed_callers(file, words))
+    let pids = (0..looks).find_map(|_| listed(&place, words).filter(|pids| !pids.is_empty()))?;
+    let lives = |pid: &i32| fs::exists(format!("/proc/{pid}")).unwrap_or(false);
+    Some(pids.into_iter().filter(lives).collect())
+}
+
+/// The file's device and inode, as the kernel lists them.
+fn place_of(path: &Path) -> Option<String> {
+    let file = fs::metadata(path).ok()?;
+    let kind = statfs(path).ok()?.filesystem_type();
+    let differs = [BTRFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC].contains(&kind);
+    let (device, inode) = differs.then(|| device_and_inode(path)).flatten().unwrap_or((file.dev(), file.ino()));
+    Some(format!("{:02x}:{:02x}:{inode}", major(device), minor(device)))
+}
+
+/// Of a file on a file system whose stat(2) shows others. The descriptor drops no locks when it is closed.
+fn device_and_inode(path: &Path) -> Option<(u64, u64)> {
+    let file = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).ok()?;
+    let field = |name| info.lines().find_map(|line| Some(line.strip_prefix(name)?.trim()));
+    let (mount, inode) = (field("mnt_id:")?, field("ino:")?.parse().ok()?);
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let line = mounts.lines().find(|line| line.split(' ').next() == Some(mount))?;
+    let (major, minor) = line.split(' ').nth(2)?.split_once(':')?;
+    Some((makedev(major.parse().ok()?, minor.parse().ok()?), inode))
 }
 
 /// The lock of flock(2) that descriptor `number` of this process has, and true if it is exclusive.
@@ -114,23 +140,15 @@ pub(crate) fn flock_takers(place: &str) -> Option<BTreeSet<i32>> {
 
 /// Locks a file by flock(2), if no process excludes that. Returns the lock too.
 pub fn try_flock(path: &Path, exclusive: bool) -> Option<(fs::File, DescriptorLock)> {
-    use rustix::fs::{FlockOperation, Mode, OFlags};
     let how = if exclusive { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
     // On NFS an exclusive lock needs a writable descriptor.
     [OFlags::RDONLY, OFlags::RDWR].into_iter().find_map(|access| {
         let flags = access | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+        let file = open(path, flags, Mode::empty()).ok()?;
         rustix::fs::flock(&file, how).ok()?;
         let (lock, _) = descriptor_lock(file.as_raw_fd())?;
         Some((file.into(), lock))
     })
-}
-
-fn listed_callers(file: &fs::Metadata, words: &[&str]) -> Option<Vec<i32>> {
-    let (major, minor) = (nix::sys::stat::major(file.dev()), nix::sys::stat::minor(file.dev()));
-    let pids = listed(&format!("{major:02x}:{minor:02x}:{}", file.ino()), words)?;
-    let lives = |pid: &i32| fs::exists(format!("/proc/{pid}")).unwrap_or(false);
-    (!pids.is_empty()).then(|| pids.into_iter().filter(lives).collect())
 }
 
 /// Returns the callers from one read of the kernel's list. A line looks like `1: FLOCK  ADVISORY  WRITE 359
@@ -178,12 +196,12 @@ mod tests {
         becomes(&[]);
         fs2::FileExt::lock_shared(&file).unwrap();
         becomes(&[(FileLock::Flock, vec![own])]);
-        assert_eq!(callers(&fs::metadata(&path).unwrap(), &["FLOCK"]), Some(vec![own]));
+        assert_eq!(callers(&path, &["FLOCK"], LOOKS), Some(vec![own]));
         let whole = libc::flock { l_type: libc::F_WRLCK as i16, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
         nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_OFD_SETLK(&whole)).unwrap();
         // The kernel names no process with it, and this process does not count as a holder.
         becomes(&[(FileLock::Flock, vec![own]), (FileLock::Fcntl, vec![])]);
-        assert_eq!(callers(&fs::metadata(&path).unwrap(), FileLock::Fcntl.words()), Some(Vec::new()));
+        assert_eq!(callers(&path, FileLock::Fcntl.words(), LOOKS), Some(Vec::new()));
         drop(file);
         becomes(&[]);
         drop(other);

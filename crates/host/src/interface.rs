@@ -86,8 +86,9 @@ pub trait Host: Send + Sync {
     /// A signal that ends the waits of this process is pending and unread.
     fn is_interrupted(&self) -> bool;
 
-    /// Records in this machine's memory, until shutdown, that this machine wrote the entry with this key.
-    fn leave_witness(&self, key: &str);
+    /// Records in this machine's memory, until shutdown, that this machine wrote the entry with this key. The `text` is
+    /// only for this user.
+    fn leave_witness(&self, key: &str, text: &[u8]);
 
     /// No other machine has it, even if resumed from the same snapshot, if the entry is younger than the snapshot.
     fn has_witness(&self, key: &str, uid: u32) -> bool;

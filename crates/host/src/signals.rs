@@ -5,8 +5,8 @@
 //! start stay ignored.
 //!
 //! A command under a lock must find ignored signals and closed descriptors as they were at process start. Rust's runtime
-//! ignores SIGPIPE and opens /dev/null in place of closed descriptors before it calls `main`. A function that runs before it
-//! therefore observes both.
+//! ignores SIGPIPE and opens /dev/null in place of closed descriptors before it calls `main`. A function that the program
+//! calls before it therefore observes both.
 
 #![expect(unsafe_code, reason = "changing a signal's disposition is unsafe, and a fork needs it")]
 
@@ -40,13 +40,6 @@ static OBSERVED: AtomicU64 = AtomicU64::new(0);
 
 const CLOSED: u32 = 40;
 
-/// Both C libraries call the functions of this section before `main` (System V ABI, "Initialization and Termination
-/// Functions").
-// SAFETY: the section contains pointers to functions of this type, and `observe` needs nothing of Rust's runtime.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static BEFORE_MAIN: extern "C" fn() = observe;
-
 pub(crate) fn was_ignored(signal: Signal) -> bool {
     // csalock never changes the disposition of another signal that it asks about.
     if TAKEN.contains(&signal) { observed(bit(signal as i32)) } else { is_ignored(signal as i32) }
@@ -73,8 +66,8 @@ pub fn ignore_file_size_limit() {
     let _ = set_ignored(Signal::SIGXFSZ, true);
 }
 
-/// Observes the state. Changes nothing, because Rust programs with csalock-locks run it too.
-extern "C" fn observe() {
+/// Observes the state; `csalock` calls this before `main`. It needs nothing of Rust's runtime.
+pub extern "C" fn observe() {
     let mut observed = 0;
     let standard = [stdin(), stdout(), stderr()];
     let mut polled = standard.map(|descriptor| event::PollFd::from_borrowed_fd(descriptor, event::PollFlags::empty()));

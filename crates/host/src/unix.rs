@@ -11,6 +11,7 @@
 //! and a process of another boot is unknown.
 
 use std::fs;
+use std::io::Write;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::OnceLock;
@@ -194,9 +195,10 @@ impl Host for Unix {
         crate::signals::is_pending()
     }
 
-    fn leave_witness(&self, key: &str) {
+    fn leave_witness(&self, key: &str, text: &[u8]) {
         // Without a witness file the leases decide.
-        let _ = fs::OpenOptions::new().write(true).create_new(true).mode(0o444).open(witness(key));
+        let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o400).open(witness(key));
+        let _ = file.and_then(|mut file| file.write_all(text));
     }
 
     fn has_witness(&self, key: &str, uid: u32) -> bool {
@@ -212,13 +214,9 @@ impl Host for Unix {
         // Both times are the kernel's, even where a test moves its clocks: the witnesses of other tests are here, too.
         let time = now(ClockId::CLOCK_REALTIME);
         let is_old = |found: &fs::Metadata| Duration::from_secs(found.mtime().max(0) as u64) + age < time;
-        for entry in fs::read_dir(MEMORY).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let Some(key) = name.to_str().and_then(|name| name.strip_prefix(WITNESS)) else { continue };
-            let is_useless = |found: &fs::Metadata| is_old(found) || is_of_dead_process(key);
-            let is_ours = |found: &fs::Metadata| found.is_file() && found.uid() == self.uid() && is_useless(found);
-            if entry.metadata().is_ok_and(|found| is_ours(&found)) {
-                let _ = fs::remove_file(entry.path());
+        for key in witnesses().filter(|key| self.has_witness(key, self.uid())) {
+            if is_of_dead_process(&key) || fs::symlink_metadata(witness(&key)).is_ok_and(|found| is_old(&found)) {
+                self.remove_witness(&key);
             }
         }
     }
@@ -268,6 +266,19 @@ fn is_of_dead_process(key: &str) -> bool {
     let mut fields = key.split(':');
     let number = fields.next().and_then(|pid| pid.parse().ok()).zip(fields.next().and_then(|start| start.parse().ok()));
     number.is_some_and(|(pid, start)| processes::liveness_of(&ProcessId { pid, start }) == Liveness::Dead)
+}
+
+/// Texts of this user's witnesses for a process.
+pub fn texts_of_witnesses(process: &ProcessId) -> Vec<Vec<u8>> {
+    let is_own = |key: &String| Unix::new().has_witness(key, geteuid().as_raw());
+    let keys = witnesses().filter(|key| key.starts_with(&format!("{process}:")) && is_own(key));
+    keys.filter_map(|key| fs::read(witness(&key)).ok()).filter(|text| !text.is_empty()).collect()
+}
+
+/// Keys of all users' witnesses.
+fn witnesses() -> impl Iterator<Item = String> {
+    let names = fs::read_dir(MEMORY).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    names.filter_map(|name| Some(name.to_str()?.strip_prefix(WITNESS)?.to_string()))
 }
 
 fn witness(key: &str) -> String {

@@ -21,7 +21,7 @@ const LONGEST: Duration = Duration::from_secs(10_000_000_000);
 
 /// Minimum length of a lease that a keeper renews: a third of it must suffice for a request to a slow server, and etcd
 /// counts whole seconds.
-const SHORTEST_LEASE: Duration = Duration::from_secs(3);
+pub const SHORTEST_LEASE: Duration = Duration::from_secs(3);
 
 /// Units of time: the length in milliseconds and the spellings, of which the first is the usual one. Upper case is not
 /// accepted, because M means minutes to some users and months to others.

@@ -3,14 +3,14 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use crate::error::{Error, ErrorKind, Result};
+use crate::renewal::Held;
 use engine::Engine;
 use engine::cleaners::CleanerGuard;
-use engine::lease_schedule::{renewal_pause, retry_pause};
-use lock::error::{Error, ErrorKind, Result};
-use lock::{Grant, Handle, HandleHash, Lifetime, Release};
+use lock::{Grant, Handle, HandleHash, Lifetime, ProcessId, Release};
 use store::Scope;
 
 /// Maximum time that the drop of a guard waits for a store that other hosts may share.
@@ -18,33 +18,38 @@ const DROP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Locks that this process holds by one request. They are free when the guard is dropped, or the process dies.
 ///
-/// If other hosts may share the store, a thread renews the lease until the guard is dropped. If renewal fails for the
-/// length of a lease, the locks are lost: [`Guard::release`] then returns false.
-#[must_use = "the locks are given back when the guard is dropped"]
-pub struct Guard<'a> {
-    engine: &'a Arc<Engine>,
-    _renewer: Option<Sender<Infallible>>,
+/// If other hosts may share the store, a thread renews the lease until the guard is dropped. If the renewal fails for the
+/// length of a lease, or a user breaks the lock, the locks are **lost**: another process may have them. A program that
+/// changes something under its locks must notice that: [`Guard::is_held`] answers before a step,
+/// [`Guard::on_lost`] tells at once, and the service that is changed can refuse late writes by [`Guard::token`].
+///
+/// A process that was forked has no part in the locks: its copy of the guard does nothing.
+#[must_use = "the locks are released when the guard is dropped"]
+pub struct Guard {
+    held: Arc<Held>,
     _cleaners: CleanerGuard,
-    names: Vec<Vec<u8>>,
-    handle: Handle,
+    process: ProcessId,
     token: u64,
+    is_released: bool,
 }
 
-impl<'a> Guard<'a> {
+impl Guard {
     /// Releases the grants if no thread can renew them.
     pub(crate) fn new(
-        engine: &'a Arc<Engine>,
+        engine: Arc<Engine>,
         names: Vec<Vec<u8>>,
-        handle: Handle,
+        handle: &Handle,
+        process: ProcessId,
         grants: &[Grant],
-    ) -> Result<Guard<'a>> {
-        let must_renew = grants.iter().any(|grant| matches!(grant.lifetime, Lifetime::Keepalive(_)));
-        let renewer = must_renew.then(|| renew(engine, &names, &handle)).transpose();
-        let renewer = renewer.inspect_err(|_| drop(release(engine, &names, handle.proof())))?;
+    ) -> Result<Guard> {
         let token = grants.iter().filter_map(|grant| grant.token).max().unwrap_or_default();
-        let mut cleaners = CleanerGuard::of([&**engine]);
+        let mut cleaners = CleanerGuard::of([&*engine]);
         cleaners.protect();
-        Ok(Guard { engine, _renewer: renewer, _cleaners: cleaners, names, handle, token })
+        let held = Arc::new(Held::new(engine, names, handle.proof(), grants));
+        if grants.iter().any(|grant| matches!(grant.lifetime, Lifetime::Keepalive(_))) {
+            Held::renew(&held).inspect_err(|_| _ = release(&held.engine, &held.names, held.proof))?;
+        }
+        Ok(Guard { held, _cleaners: cleaners, process, token, is_released: false })
     }
 
     /// Returns the fencing token; for several locks, the highest token. It only grows from one holder of a name to the
@@ -53,40 +58,54 @@ impl<'a> Guard<'a> {
         self.token
     }
 
-    /// Releases the locks. Returns true if all of them were held until now.
+    /// Tells if this process still has all of its locks: the store says so, and their lease is not over.
     ///
     /// # Errors
     ///
-    /// Fails if the store cannot be written. The locks are free anyway when this process ends.
-    pub fn release(mut self) -> Result<bool> {
-        // The drop finds nothing left to release.
-        release(self.engine, &std::mem::take(&mut self.names), self.handle.proof())
+    /// Fails if the store cannot be read: it is not known then.
+    pub fn is_held(&self) -> Result<bool> {
+        Ok(self.is_of_this_process() && self.held.is_held()?)
+    }
+
+    /// Calls `told` in a thread of its own when the locks are lost. If no renewal comes through, or the time of
+    /// [`LockRequest::ttl`](crate::LockRequest::ttl) is nearly over, it is called a tenth of that time before the end, and
+    /// ten seconds earlier if those are less than a fifth of it: the program has this time to stop. The locks then count as
+    /// lost. A lock that a user broke is noticed at once on this host, and within a third of a lease elsewhere. After a
+    /// release `told` is not called.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`ErrorKind::System`] if no thread can be had.
+    pub fn on_lost(&self, told: impl FnOnce() + Send + 'static) -> Result<()> {
+        Held::watch(&self.held, told)
+    }
+
+    /// Releases the locks.
+    ///
+    /// # Errors
+    ///
+    /// - [`ErrorKind::Lost`] if they were not held until now. What was done under them may have met another holder.
+    /// - Another kind if the store cannot be written. The locks are free anyway when this process ends.
+    pub fn release(mut self) -> Result<()> {
+        if !self.is_of_this_process() {
+            return Err(Error::new(ErrorKind::Lost, "the locks are held by the process that this one was forked from"));
+        }
+        self.is_released = true;
+        let was_lost = self.held.end();
+        let were_held = release(&self.held.engine, &self.held.names, self.held.proof)?;
+        if were_held && !was_lost {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Lost, format!("{self:?} was lost before its release")))
+    }
+
+    fn is_of_this_process(&self) -> bool {
+        nix::unistd::Pid::this().as_raw() == self.process.pid
     }
 }
 
-/// Starts a thread that renews the grants until one of them is gone or the returned sender is dropped.
-fn renew(engine: &Arc<Engine>, names: &[Vec<u8>], handle: &Handle) -> Result<Sender<Infallible>> {
-    let (stop, stopped) = channel::<Infallible>();
-    let (engine, names, proof) = (engine.clone(), names.to_vec(), handle.proof());
-    let (often, seldom) = (retry_pause(engine.lease()), renewal_pause(engine.lease()));
-    let work = move || {
-        let mut pause = seldom;
-        while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
-            let answers: Vec<_> = names.iter().map(|name| engine.renew(name, proof)).collect();
-            if answers.iter().any(|answer| matches!(answer, Ok(Err(_)))) {
-                break;
-            }
-            pause = if answers.iter().all(Result::is_ok) { seldom } else { often };
-            engine.store().before_wait(engine.call(), true);
-        }
-    };
-    let failed = |error| Error::new(ErrorKind::System, format!("cannot start a thread: {error}"), "see ulimit -u");
-    std::thread::Builder::new().spawn(work).map_err(failed)?;
-    Ok(stop)
-}
-
 /// Releases all grants of a handle under these names, even if one release fails. True if all were held until now.
-pub(crate) fn release(engine: &Engine, names: &[Vec<u8>], proof: HandleHash) -> Result<bool> {
+pub(crate) fn release(engine: &Engine, names: &[Vec<u8>], proof: HandleHash) -> lock::Result<bool> {
     let mut were_held = Ok(true);
     for name in names.iter().rev() {
         let released = engine.by_proof(proof).and_then(|by| engine.apply(name, &Release(by)));
@@ -95,23 +114,24 @@ pub(crate) fn release(engine: &Engine, names: &[Vec<u8>], proof: HandleHash) -> 
     were_held
 }
 
-impl Drop for Guard<'_> {
+impl Drop for Guard {
     /// Releases the locks. [`Guard::release`] reports, in addition, whether they were still held.
     ///
     /// A dead NFS server blocks its callers until it is back. If other hosts may share the store, a thread therefore
     /// releases the locks, and the caller waits at most five seconds. If that release fails, the lease ends the locks.
     fn drop(&mut self) {
-        let (engine, names, proof) = (self.engine.clone(), std::mem::take(&mut self.names), self.handle.proof());
-        if names.is_empty() {
+        if self.is_released || !self.is_of_this_process() {
             return;
         }
-        if engine.store().scope() == Scope::Local {
-            let _ = release(&engine, &names, proof);
+        self.held.end();
+        let held = self.held.clone();
+        if held.engine.store().scope() == Scope::Local {
+            let _ = release(&held.engine, &held.names, held.proof);
             return;
         }
         let (done, is_done) = channel::<Infallible>();
         let releaser = std::thread::Builder::new().spawn(move || {
-            let _ = release(&engine, &names, proof);
+            let _ = release(&held.engine, &held.names, held.proof);
             drop(done);
         });
         if releaser.is_ok() {
@@ -120,9 +140,9 @@ impl Drop for Guard<'_> {
     }
 }
 
-impl fmt::Debug for Guard<'_> {
+impl fmt::Debug for Guard {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<String> = self.names.iter().map(|name| lock::escape::escape(name)).collect();
+        let names: Vec<String> = self.held.names.iter().map(|name| lock::escape::escape(name)).collect();
         write!(out, "Guard({}, token {})", names.join(", "), self.token)
     }
 }

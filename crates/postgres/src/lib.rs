@@ -70,6 +70,9 @@ use store::{
     Version, Versioned, Visit, WriteSet, guarded,
 };
 
+/// Format of the schema: the number in schema.sql and check.sql.
+pub const FORMAT: u32 = 2;
+
 const SCHEMA: &str = "csalock";
 
 /// Settings of libpq that a URL has elsewhere.

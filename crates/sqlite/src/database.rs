@@ -277,7 +277,7 @@ fn harmless(connection: Connection) -> rusqlite::Result<Connection> {
 /// "CSLK", by which file(1) and other programs recognize the database.
 const APPLICATION: i64 = 0x4353_4C4B;
 
-const FORMAT: i64 = 2;
+pub const FORMAT: u32 = 2;
 
 /// Statements that initialize an empty database. All readers must be able to parse them, so they avoid STRICT, `->>`
 /// and `unixepoch`. They are tested with 3.40, the version of Debian 12.
@@ -315,7 +315,7 @@ fn is_schema_missing(connection: &Connection, cause: Cause) -> Done<bool> {
         return Ok(true);
     }
     match (number("PRAGMA application_id")?, number("PRAGMA user_version")?) {
-        (APPLICATION, FORMAT) => Ok(false),
+        (APPLICATION, format) if format == i64::from(FORMAT) => Ok(false),
         (APPLICATION, format) => {
             let what = format!("has format {format}, this csalock knows {FORMAT}");
             Err(Cause::Contents(what, "use the csalock that wrote it"))

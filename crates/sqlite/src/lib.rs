@@ -49,7 +49,7 @@ use rusqlite::types::ValueRef;
 use rusqlite::{OptionalExtension, Row};
 
 use self::database::Shared;
-pub use self::database::close_before_fork;
+pub use self::database::{FORMAT, close_before_fork};
 use directory::Directory;
 use host::Host;
 use lock::error::{Error, Result};

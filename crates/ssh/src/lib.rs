@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use self::client::{Slot, Subscribed};
 pub use self::serve::serve_at;
+pub use self::wire::FORMAT;
 use self::wire::{Change, Commit, Reply, WireRequest};
 use directory::layout::file_name;
 use host::{Host, server_time};

@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 
 use super::Remote;
 use super::errors::{SshCause, SshError, strange};
-use super::wire::{Greeting, Lines, Reply, VERSION, WireRequest, line};
+use super::wire::{FORMAT, Greeting, Lines, Reply, WireRequest, line};
 use host::Host;
 use host::signals;
 use lock::HandleHash;
@@ -85,7 +85,7 @@ impl Link {
             CallError::Server(SshCause::Strange) => CallError::Server(SshCause::NoServer),
             error => error,
         })?;
-        if greeting.csalock_serve != VERSION {
+        if greeting.csalock_serve != FORMAT {
             return Err(CallError::Server(SshCause::OtherVersion(greeting.program)));
         }
         self.session = Some(greeting.session.map_err(|error| CallError::Server(SshCause::Refused(error)))?);

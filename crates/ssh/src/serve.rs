@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::link::MOST_SUBSCRIPTIONS;
-use super::wire::{Change, Commit, Greeting, Lines, Reply, VERSION, WireRequest, line};
+use super::wire::{Change, Commit, FORMAT, Greeting, Lines, Reply, WireRequest, line};
 use directory::{Directory, MARK};
 use host::{Host, WakeAddress, WakeSocket};
 use lock::error::{Error, ErrorKind, Result, errno_of};
@@ -83,7 +83,7 @@ fn serve(store: Result<Box<dyn Store>>, host: &dyn Host) -> Result<()> {
     let no_socket = || Error::new(ErrorKind::System, "cannot listen on a unix socket", "raise ulimit -n");
     let bell = WakeSocket::new(WakeAddress::Supervisor(&session)).ok_or_else(no_socket)?;
     let session = store.as_ref().map(|_| session).map_err(Error::clone);
-    let greeted = print(&Greeting { csalock_serve: VERSION, program: env!("CARGO_PKG_VERSION").to_string(), session });
+    let greeted = print(&Greeting { csalock_serve: FORMAT, program: env!("CARGO_PKG_VERSION").to_string(), session });
     let store = store?;
     let server = Server { store: store.as_ref(), host, subscriptions: Vec::new() };
     match greeted.and_then(|()| answer_all(server, &bell)) {

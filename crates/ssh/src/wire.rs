@@ -15,7 +15,8 @@ use lock::text;
 use lock::{HandleHash, Lease, Sighting};
 use store::{Version, Versioned, WriteOptions};
 
-pub(super) const VERSION: u32 = 1;
+/// Number of the protocol in the greeting.
+pub const FORMAT: u32 = 1;
 
 /// Maximum length of a line: the largest record as text, three characters for each byte, and what surrounds it.
 pub(super) const MOST_OF_LINE: usize = (13 << 20) + (1 << 16);

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use serde_json::Value;
 
 use super::{BUSY, holder, old_holder, waiter};
-use crate::sandbox::{is_root, wait_until};
+use crate::sandbox::{Kind, Sandbox, has, has_namespaces, is_root, wait_until};
 
 on_every_store! {
     fn a_waiter_is_told_the_holder(sandbox: &Sandbox) {
@@ -131,4 +131,22 @@ on_every_store! {
         let done = sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).without("CSALOCK_STORE").user(1234).capture();
         assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(75), BUSY));
     }
+}
+
+/// stat(2) shows another device for a file of the lower directory than /proc/locks.
+#[test]
+fn a_flock_user_is_seen_on_a_file_system_with_several_devices() {
+    require!(has_namespaces("mounts") && has("flock"));
+    let sandbox = Sandbox::new(Kind::Directory);
+    let script = "mkdir low upper merged; : > low/f; mount -t tmpfs none upper; mkdir upper/d upper/work
+                  mount -t overlay none -o lowerdir=low,upperdir=upper/d,workdir=upper/work merged || exit
+                  cd merged; exec 9< f; flock 9; csalock run -n ./f true 9<&-; csalock wait -n --flock ./f 9<&-; echo $?
+                  flock -u 9; csalock wait -n --flock ./f; echo $?";
+    let call = sandbox.call("unshare", ["-m", "dash", "-c", script]).without("CSALOCK_STORE");
+    let locked = "its file is locked with flock(2), as flock(1) does it, by pid PID: dash -c ";
+    let done = call.capture();
+    assert_eq!((done.code, &*done.stdout), (Some(0), "75\n0\n"), "{done:?}");
+    let said = sandbox.plain(&done.stderr);
+    assert!(said.starts_with(&format!("csalock: lock SANDBOX/files/merged/f was acquired, but {locked}")), "{said}");
+    assert!(said.contains(&format!("\ncsalock: lock SANDBOX/files/merged/f is busy: {locked}")), "{said}");
 }

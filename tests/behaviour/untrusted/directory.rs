@@ -24,7 +24,7 @@ const INSTEAD_OF_ITS_RECORD: [(&str, &str); 9] = [
     ("rm $r; mknod $r c 1 5", "RECORD is not a record: it has more than 4194304 bytes"),
     ("rm $r; mkdir $r", "RECORD is not a record: it is a directory"),
     ("truncate -s 1G $r", "RECORD is not a record: it has more than 4194304 bytes"),
-    ("ln -f $OUT/file $r", "STORE/x: a lock record is unreadable: it does not begin with {\"csalock\":2"),
+    ("ln -f $OUT/file $r", "STORE/x: a lock record is unreadable: it does not begin with {\"csalock\":3"),
     (
         "rm $STORE/x/*; touch $STORE/x/cur.9.00000001ffffffffffffffff; ln -s $OUT/rec.00000001ffffffffffffffff $STORE/x/",
         "STORE/x/rec.00000001ffffffffffffffff is not a record: it is a symbolic link",
@@ -274,9 +274,9 @@ fn a_false_auxiliary_object_is_an_unreadable_record() {
     store(&sandbox);
     for body in [
         r#"{"csalock-"#,
-        r#"{"csalock-page":2,"#,
-        r#"{"csalock-value":2,"name":"x","#,
-        r#"{"csalock-page":2,"name":"other%00""#,
+        r#"{"csalock-page":3,"#,
+        r#"{"csalock-value":3,"name":"x","#,
+        r#"{"csalock-page":3,"name":"other%00""#,
     ] {
         sandbox.overwrite("x", body.as_bytes());
         let status = bounded(&sandbox, &["status", "-1"]);

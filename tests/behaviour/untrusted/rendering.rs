@@ -86,7 +86,7 @@ on_every_store! {
 
     fn an_unreadable_record_is_reported_without_harm(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "--forever", POISON]).run();
-        for body in [bytes(), [b"csalock ", &bytes()[..]].concat(), [br#"{"csalock":"#, &bytes()[..]].concat(), [br#"{"csalock":2,"sum":"0123456789abcdef","#, &bytes()[..], b"\n"].concat()] {
+        for body in [bytes(), [b"csalock ", &bytes()[..]].concat(), [br#"{"csalock":"#, &bytes()[..]].concat(), [br#"{"csalock":3,"sum":"0123456789abcdef","#, &bytes()[..], b"\n"].concat()] {
             sandbox.overwrite(POISON, &body);
             for words in [&["status"][..], &["run", "-n", POISON, "true"], &["gc"], &["doctor"]] {
                 is_clean(&format!("{words:?}"), &ends(sandbox.csalock(words), words));

@@ -13,6 +13,7 @@ use nix::sys::stat::Mode;
 use super::TIME;
 use super::replay::{self, Answer, Call, Progress};
 use crate::Directory;
+use crate::layout::Place;
 use crate::root::Root;
 use crate::sys::Ownership;
 use host::{Host, WakeAddress, WakeSet};
@@ -182,7 +183,7 @@ impl Host for Clockwork {
         false
     }
 
-    fn leave_witness(&self, _key: &str) {}
+    fn leave_witness(&self, _key: &str, _text: &[u8]) {}
 
     fn has_witness(&self, _key: &str, _uid: u32) -> bool {
         false
@@ -216,7 +217,7 @@ fn private_root(directory: OwnedFd, scope: Scope) -> Root {
         directory,
         path: PathBuf::from("/store"),
         id: (0, 0),
-        place: None,
+        place: Place::UNKNOWN,
         is_layered: false,
         sticky: None,
         scope,

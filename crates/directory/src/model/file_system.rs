@@ -40,7 +40,7 @@ impl FileSystem {
     pub(super) fn new(is_nfs: bool, has_tombstone: bool) -> FileSystem {
         let mut directories = BTreeMap::from([(STORE.to_string(), Names::new())]);
         if has_tombstone {
-            let end = Pointer { stage: Stage::Tombstone, number: 1, ident: UniqueId { boot: 0, mark: 1 }, place: None };
+            let end = Pointer { stage: Stage::Tombstone, number: 1, ident: UniqueId { boot: 0, mark: 1 } };
             let place = "x".to_string();
             directories.insert(place.clone(), BTreeMap::from([(end.name(), Node::File(Vec::new()))]));
             directories.insert(STORE.to_string(), BTreeMap::from([(place.clone(), Node::Directory(place))]));
