@@ -70,17 +70,17 @@ impl Pod {
         command
     }
 
-    /// Starts the pod, with these words instead of the first ones, and waits until its command runs.
+    /// Starts the pod, and waits until its command runs.
     fn start(&self) -> Child {
         let words: Vec<&str> = self.words[1..].iter().map(String::as_str).collect();
         let child = self.call(&words).spawn().unwrap();
-        for _ in 0..600 {
-            if self.home.path().join("started").exists() {
-                return child;
-            }
+        let has_started = || self.home.path().join("started").exists();
+        (0..600).find(|_| {
             sleep(Duration::from_millis(50));
-        }
-        panic!("the command does not start: {:?}", self.words);
+            has_started()
+        });
+        assert!(has_started(), "the command does not start: {:?}", self.words);
+        child
     }
 
     fn code(&self, words: &[&str]) -> i32 {
