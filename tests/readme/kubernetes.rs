@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::home::{CSALOCK, Home};
 use crate::page::blocks;
-use harness::has;
+use harness::{has, skip};
 
 /// The YAML of the page, as JSON.
 fn manifests() -> Option<Vec<Value>> {
@@ -24,6 +24,9 @@ fn manifests() -> Option<Vec<Value>> {
         let done = done.unwrap();
         let said = String::from_utf8_lossy(&done.stderr);
         assert!(done.status.success() || said.contains("No module named 'yaml'"), "{said}");
+        if !done.status.success() {
+            skip("manifests", "python3 has no module yaml (apt-get install python3-yaml)");
+        }
         serde_json::from_slice(&done.stdout).ok()
     });
     converted.collect()
@@ -134,7 +137,7 @@ fn a_pod_that_is_stopped_releases_its_lock_within_the_grace_period() {
     assert_eq!(pod.code(&["status", "-q", "leader"]), 0, "it is held");
     // The kubelet runs the hook, and then sends TERM to the first process.
     let hook = words(&pod_spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]);
-    assert!(has(&hook[0]), "{hook:?}");
+    assert_eq!(hook[0], "sleep", "{hook:?}");
     let grace = pod_spec["terminationGracePeriodSeconds"].as_u64().unwrap();
     assert!(hook[1].parse::<u64>().unwrap() + 10 < grace, "the release has no time left");
     kill(Pid::from_raw(leader.id() as i32), Signal::SIGTERM).unwrap();
