@@ -76,9 +76,8 @@ fn examine(context: &Context, location: &Location) -> Vec<Finding> {
     let is_readable = records.iter().all(|finding| finding.verdict != Verdict::Bad);
     findings.extend(records);
     if is_readable && !signals::is_pending() {
-        findings.extend(
-            use_store(context, location, engine).unwrap_or_else(|error| vec![Finding::failed("locks", &error)]),
-        );
+        let used = use_store(context, location, engine).unwrap_or_else(|error| vec![Finding::failed("locks", &error)]);
+        findings.extend(used);
     }
     findings
 }

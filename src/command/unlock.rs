@@ -156,8 +156,7 @@ impl<'a> Call<'a> {
             && !freed.grants.is_empty()
             && let Some(file) = self.reporter.file_lock(self.target, &freed.grants)
         {
-            let name = &self.name;
-            self.context.common.note(&format!("lock {name}: its file is still {file}; see lslocks(8)"));
+            self.context.common.note(&format!("lock {}: its file is still {file}; see lslocks(8)", self.name));
         }
         Ok(())
     }
@@ -249,8 +248,7 @@ impl<'a> Call<'a> {
             let end = self.end_holder(grant.clone(), request.clone())?;
             ends.push((grant, end));
         }
-        let backoff = Some(Backoff { min: LOOK, max: LOOK });
-        let until_ended = WaitPolicy { limit: None, backoff };
+        let until_ended = WaitPolicy { limit: None, backoff: Some(Backoff { min: LOOK, max: LOOK }) };
         engine.poll(&target.name, &until_ended, &mut |engine| standing(engine).map(|left| (left.is_empty(), ())))?;
         let is_meant = |grant: &Grant| proofs.contains(&grant.proof);
         let broken = engine.break_lock(&target.name, Some(&is_meant), self.by)?;
@@ -391,30 +389,39 @@ fn everything_owned(context: &Context, options: &Unlock, results: &mut Results<'
     let (mut targets, mut of_descriptors, this) = (Vec::new(), Vec::new(), ThisProcess::default());
     let (owners, under) = (context.caller_processes(&this)?, context.enclosing_grants());
     for location in stores(context, options, &owners)? {
-        let engine = context.engine(&location)?;
-        let credentials = match &options.handle {
-            Some(handle) => context.credentials(&engine, Some(handle), &this)?,
-            None => engine.credentials(None, owners.clone())?,
-        };
-        let unreadable = context.each_readable(&engine, &mut |status| {
-            for (grant, owner) in status.record.holders.iter().zip(&status.owners) {
-                let is_owned = credentials.space.contains(&grant.owner.domain)
-                    && !under.contains(&grant.proof)
-                    && owner.is_some_and(|owner| credentials.owners.contains(&owner));
-                if !is_owned && credentials.proof != Some(grant.proof) {
-                    continue;
+        let found = context.engine(&location).and_then(|engine| {
+            let by_handle = options.handle.as_deref().map(|handle| context.credentials(&engine, Some(handle), &this));
+            let credentials = by_handle.unwrap_or_else(|| engine.credentials(None, owners.clone()))?;
+            context.each_readable(&engine, &mut |status| {
+                for (grant, owner) in status.record.holders.iter().zip(&status.owners) {
+                    let is_owned = credentials.space.contains(&grant.owner.domain)
+                        && !under.contains(&grant.proof)
+                        && owner.is_some_and(|owner| credentials.owners.contains(&owner));
+                    if !is_owned && credentials.proof != Some(grant.proof) {
+                        continue;
+                    }
+                    let mut target = LockRef::in_store(&location, status.record.name.clone());
+                    if let Some(directory) = location.directory_of_files() {
+                        target.display_name =
+                            directory.join(OsStr::from_bytes(&target.name)).into_os_string().into_vec();
+                        target.shell_arg = shell_quote(&target.display_name);
+                    }
+                    match is_of_descriptor(grant) {
+                        true => of_descriptors.push(escape(&target.display_name)),
+                        false => targets.push((target, Chosen::Grant(grant.proof))),
+                    }
                 }
-                let mut target = LockRef::in_store(&location, status.record.name.clone());
-                if let Some(directory) = location.directory_of_files() {
-                    target.display_name = directory.join(OsStr::from_bytes(&target.name)).into_os_string().into_vec();
-                    target.shell_arg = shell_quote(&target.display_name);
-                }
-                match is_of_descriptor(grant) {
-                    true => of_descriptors.push(escape(&target.display_name)),
-                    false => targets.push((target, Chosen::Grant(grant.proof))),
-                }
+            })
+        });
+        let unreadable = match found {
+            // The locks in other stores are released all the same.
+            Err(error) if location.is_beside() && error.kind() == ErrorKind::Denied => {
+                context.common.note_unless_json(&format!("passed over: {error}"));
+                results.exit = error.kind().into();
+                vec![error]
             }
-        })?;
+            found => found?,
+        };
         for error in unreadable {
             results.add(|| json::unreadable(&error));
             if !error.is_of_one_record() || error.is_own {
@@ -441,9 +448,7 @@ fn stores(context: &Context, options: &Unlock, owners: &[ProcessId]) -> Result<V
     for name in &options.names {
         stores.push(context.target(name)?.location);
     }
-    if let Some(location) = variable("CSALOCK_STORE") {
-        stores.push(engine::location(&location, &context.current)?);
-    }
+    stores.extend(variable("CSALOCK_STORE").map(|url| engine::location(&url, &context.current)).transpose()?);
     let is_new = |at: &usize| !stores[..*at].contains(&stores[*at]);
     Ok((0..stores.len()).filter(is_new).map(|at| stores[at].clone()).collect())
 }

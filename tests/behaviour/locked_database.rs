@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use rusqlite::Connection;
 
 use crate::etcd::fair::is_within;
-use crate::sandbox::{Done, Job, Kind, PATIENCE, Sandbox, wait_until};
+use crate::sandbox::{Done, Job, Kind, Mount, PATIENCE, Sandbox, has_namespaces, wait_until};
 
 /// A lock that blocks every access, a lock that blocks writers, and the lock of a reader.
 const WRITER: &str = "BEGIN EXCLUSIVE";
@@ -209,4 +209,66 @@ fn a_command_ends_with_its_own_status_and_the_next_acquires_the_lock() {
     drop(locked);
     assert_eq!(sandbox.state("x"), "abandoned");
     assert_eq!(sandbox.csalock(["run", "-q", "-n", "x", "true"]).capture().code, Some(0));
+}
+
+/// Each caller has read the value before the first one deletes it.
+#[test]
+fn one_of_the_callers_that_delete_a_value_at_once_deletes_it() {
+    let sandbox = store();
+    let locked = locked(&sandbox, (Journal::Log, RESERVED));
+    let jobs = [(); 6].map(|()| sandbox.csalock(["del", "-q", "v"]).spawn());
+    for job in &jobs {
+        let is_open =
+            |file: std::fs::DirEntry| std::fs::read_link(file.path()).is_ok_and(|path| path.ends_with("store-shm"));
+        let files = || std::fs::read_dir(format!("/proc/{}/fd", job.pid())).unwrap();
+        wait_until("it has read the log", || hears_signals(job.pid()) && files().flatten().any(is_open));
+    }
+    drop(locked);
+    let mut codes = jobs.map(|job| job.wait().code.unwrap());
+    codes.sort_unstable();
+    assert_eq!(codes, [0, 81, 81, 81, 81, 81]);
+}
+
+/// It would replace what the waiter writes. The lock is the waiter's turn, and the database only delays that.
+#[test]
+fn a_holder_whose_time_is_over_does_not_wait_behind_others_to_write() {
+    let sandbox = store();
+    let script =
+        "csalock lock --ttl 1s v > /dev/null; echo held; read go; csalock put --unlock --even-if-stale v late; echo $?";
+    let mut late = sandbox.script("dash", script).spawn();
+    late.lines(1);
+    let waiter = sandbox.csalock(["run", "-q", "v", "csalock", "put", "v", "new"]).spawn();
+    wait_until("it waits", || sandbox.csalock(["status", "--json", "v"]).capture().stdout.contains("\"waiters\":[{"));
+    let locked = locked(&sandbox, (Journal::Log, RESERVED));
+    wait_until("the time is over", || sandbox.state("v") != "held");
+    late.tell("go");
+    let done = late.wait();
+    drop(locked);
+    assert!(done.stdout == "held\n82\n" && done.stderr.contains("let its time run out"), "{done:?}");
+    waiter.wait().exits(0);
+    sandbox.csalock(["get", "v"]).stdout("new").run();
+}
+
+/// The log grows during a long read until it fills the disk.
+#[test]
+fn a_log_that_filled_the_disk_is_emptied_after_the_read() {
+    if !has_namespaces("a mount") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Sqlite);
+    let _mount = Mount::new(&sandbox, "size=256k,mode=0755");
+    let store = sandbox.store_at("files/mount/store");
+    let put = |name: &str| sandbox.csalock(["put", name, &"v".repeat(500)]).env("CSALOCK_STORE", &store).capture();
+    assert_eq!(put("first").code, Some(0));
+    let reader = Connection::open(sandbox.path("files/mount/store")).unwrap();
+    reader.execute_batch(READER).unwrap();
+    // The database itself gets larger too.
+    let full = (0..1000).map(|number| put(&format!("v{number}"))).find(|done| done.code != Some(0)).unwrap();
+    assert!(full.code == Some(74) && full.stderr.contains("No space left on device"), "{full:?}");
+    assert_eq!(put("other").code, Some(74));
+    drop(reader);
+    for name in ["other", "v0"] {
+        put(name).exits(0);
+    }
+    assert!(std::fs::metadata(sandbox.path("files/mount/store-wal")).unwrap().len() < 64 << 10);
 }

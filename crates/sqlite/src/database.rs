@@ -25,13 +25,14 @@
 //! wrong one, and the usual case needs no query for the format.
 
 use std::cell::Cell;
+use std::ffi::{c_int, c_void};
 use std::fmt::Write;
-use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, Weak};
+use std::{fs, ptr};
 
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, ffi};
 
 use super::errors::{self, Cause};
 use super::{Sqlite, busy, checks};
@@ -51,6 +52,8 @@ static CONNECTIONS: Mutex<Vec<Weak<Mutex<Option<Database>>>>> = Mutex::new(Vec::
 /// A frame costs each lone process 2 us, and the writing costs three syncs, 0.5 ms or more. A commit is one or two
 /// frames.
 const MOST_OF_LOG: u64 = 12 * (4096 + 24);
+
+const EMPTY_LOG: &str = "PRAGMA wal_checkpoint(TRUNCATE)";
 
 pub(super) fn share() -> Shared {
     let place = Shared::default();
@@ -118,13 +121,14 @@ impl Sqlite {
         }
         // A commit that failed may stand all the same, and is tried again.
         let has_tried = Cell::new(false);
-        let done = self.with_retries(call, &mut database, |database| {
+        let commit = |database: &mut Database| {
             database.connection.execute_batch(synchronous(options.durability))?;
             let file = database.file;
             let transaction = Transaction::new(&mut database.connection, TransactionBehavior::Immediate)?;
             if !checks::is_name_of(&self.path, file) {
                 return Ok(CommitResult::Conflict(None));
             }
+            let pages_before = pages(&transaction)?;
             let result = work(&transaction).or_else(|cause| {
                 if is_schema_missing(&transaction, cause)? {
                     self.remove_foreign_index();
@@ -132,13 +136,25 @@ impl Sqlite {
                 }
                 work(&transaction)
             })?;
+            if pages(&transaction)? > pages_before {
+                reserve(&transaction)?;
+            }
             if matches!(result, CommitResult::Conflict(_)) && has_tried.get() {
                 return Ok(CommitResult::Unclear);
             }
             has_tried.set(true);
             transaction.commit()?;
             Ok(result)
-        });
+        };
+        let mut done = self.with_retries(call, &mut database, commit);
+        // A log that grew during a long read may be what fills the disk, and only a commit would empty it.
+        if done.as_ref().is_err_and(Cause::is_full)
+            && let Some(open) = database.as_ref()
+            && fs::symlink_metadata(with_suffix(&self.path, "-wal")).is_ok_and(|found| found.len() >= MOST_OF_LOG)
+        {
+            let _ = open.connection.query_row(EMPTY_LOG, [], |_| Ok(()));
+            done = self.with_retries(call, &mut database, commit);
+        }
         done.or_else(|cause| {
             // SQLite opens the log by the name of the database, which fails if the file is gone.
             let file = database.take().and_then(|open| open.file);
@@ -217,7 +233,7 @@ impl Sqlite {
         open.log = open.log.or_else(|| checks::file_id(&log));
         let statement = match fs::symlink_metadata(&log) {
             Ok(found) if found.len() < MOST_OF_LOG => return,
-            Ok(_) => "PRAGMA wal_checkpoint(TRUNCATE)",
+            Ok(_) => EMPTY_LOG,
             Err(_) if checks::may_have_log(&self.path) => "PRAGMA journal_mode = WAL",
             Err(_) => return,
         };
@@ -251,6 +267,27 @@ impl Sqlite {
 fn read<T: Default>(connection: &Connection, work: impl Fn(&Connection) -> Done<T>) -> Done<T> {
     work(connection)
         .or_else(|cause| if is_schema_missing(connection, cause)? { Ok(T::default()) } else { work(connection) })
+}
+
+fn pages(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.query_row("PRAGMA page_count", [], |row| row.get(0))
+}
+
+/// Makes room in the file for all pages of this transaction, so that the log can be emptied even on a full disk.
+#[expect(unsafe_code, reason = "rusqlite has no function for it")]
+fn reserve(transaction: &Transaction<'_>) -> Done<()> {
+    let page_size: c_int = transaction.query_row("PRAGMA page_size", [], |row| row.get(0))?;
+    let size = pages(transaction)? * i64::from(page_size);
+    // SAFETY: the connection is open, and SQLite reads each number during the call only.
+    let done = unsafe {
+        let tell =
+            |what, number: *mut c_void| ffi::sqlite3_file_control(transaction.handle(), ptr::null(), what, number);
+        // Without a unit, the file does not grow.
+        tell(ffi::SQLITE_FCNTL_CHUNK_SIZE, (&raw const page_size).cast_mut().cast());
+        tell(ffi::SQLITE_FCNTL_SIZE_HINT, (&raw const size).cast_mut().cast())
+    };
+    let full = || rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_FULL), None);
+    if done == ffi::SQLITE_OK { Ok(()) } else { Err(full().into()) }
 }
 
 /// With a log, NORMAL syncs nothing: a power cut may undo the last commits, but later ones before earlier ones, and
