@@ -3,6 +3,7 @@
 //! A store reports the risks that only it knows ([`store::Store::diagnose`]). This module checks every store
 //! alike: the hosts that share it, its records, a trial of write, read and delete, and its clock.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::context::Context;
@@ -16,7 +17,7 @@ use host::Host;
 use host::signals::{self, Signals};
 use lock::duration::shown as span;
 use lock::name::{escape, is_directory, shell_quote};
-use lock::{ErrorKind, Liveness, Page, Result, encode_auxiliary};
+use lock::{ErrorKind, Grant, Lease, LeaseClock, Lifetime, Liveness, Page, Result, encode_auxiliary};
 use store::{Call, CommitResult, Finding, Location, Scope, Scratch, Store, Topic, Verdict, Version, WriteSet};
 
 /// Maximum width of a line in columns, however wide the terminal is.
@@ -146,11 +147,14 @@ fn zone(now: Duration) -> Finding {
 /// Counts the locks that are held and waited for, and the records that are unreadable.
 fn records(location: &Location, engine: &Engine) -> Vec<Finding> {
     let (mut held, mut waiting, mut copied, mut unreadable) = (0, 0, 0, Vec::new());
+    let mut other_leases = BTreeSet::new();
     let scanned = engine.for_each_lock(&mut |status| {
         match status {
             Ok(status) => {
                 held += u64::from(status.is_held());
                 copied += u64::from(status.record.is_copy);
+                other_leases
+                    .extend(status.record.holders.iter().filter_map(lease_of).filter(|it| *it != engine.lease()));
                 waiting += status.waiters.iter().filter(|liveness| **liveness != Liveness::Dead).count();
             }
             Err(error) => unreadable.push(error),
@@ -171,6 +175,12 @@ fn records(location: &Location, engine: &Engine) -> Vec<Finding> {
             false => Finding::good("connections", found),
         });
     }
+    if !other_leases.is_empty() && engine.needs_leases() {
+        let others: Vec<String> = other_leases.into_iter().map(span).collect();
+        let found = format!("it is {} here, but {} for holders now", span(engine.lease()), others.join(" and "));
+        let cure = "give every caller one URL of the store, with ?lease=DURATION at its end";
+        findings.push(Finding::doubtful("lease", found, cure));
+    }
     if copied > 0 {
         let found = format!("{copied} copied from another directory: what was held there blocks no caller here");
         findings.push(Finding::doubtful("records", found, "nothing must be done; `csalock gc` removes it"));
@@ -182,6 +192,12 @@ fn records(location: &Location, engine: &Engine) -> Vec<Finding> {
         findings.push(Finding::doubtful("records", format!("unreadable: {}{others}", error.message()), cure));
     }
     findings
+}
+
+/// Length of the renewed leases of a grant, if the record has it. etcd keeps it to itself.
+fn lease_of(grant: &Grant) -> Option<Duration> {
+    let Lifetime::Keepalive(Lease { clock: LeaseClock::FileSystem(begun), .. }) = &grant.lifetime else { return None };
+    Some(Duration::from_millis(begun.span))
 }
 
 /// Tries the store and reads its clock. A store that does not exist yet stays missing: a temporary one is used.

@@ -302,6 +302,7 @@ fn a_wrong_store_or_lease_is_answered_with_the_next_step() {
     sandbox.file("files/plain", "");
     let urls = "use dir:PATH, sqlite:PATH, ssh://HOST/PATH, postgres://HOST/DATABASE, etcd://HOST/PREFIX or etcds://HOST/PREFIX";
     let lengths = "use for example 250ms, 0.5s, 5m, 1h30m, 1d, or seconds";
+    let leases = "a lease takes three seconds at least; without the option, $CSALOCK_LEASE or 60s";
     let store = sandbox.store();
     for (store, name, lease, code, said) in [
         (
@@ -309,9 +310,33 @@ fn a_wrong_store_or_lease_is_answered_with_the_next_step() {
             "x",
             "9s",
             64,
-            format!("store dir:./s?shared=2: the only option of a directory is ?shared=1; {urls}"),
+            format!("store dir:./s?shared=2: the options of a directory are ?shared=1 and ?lease=DURATION; {urls}"),
         ),
-        ("sqlite:./s?x=1", "x", "9s", 64, format!("store sqlite:./s?x=1: it has no options; {urls}")),
+        ("sqlite:./s?x=1", "x", "9s", 64, format!("store sqlite:./s?x=1: its only option is ?lease=DURATION; {urls}")),
+        (
+            "dir:./s?lease=2s&shared=1",
+            "x",
+            "9s",
+            64,
+            format!("store dir:./s?lease=2s&shared=1: its lease is \"2s\", which is less than three seconds; {leases}"),
+        ),
+        (
+            "postgres://u@h/d?lease=1H",
+            "x",
+            "9s",
+            64,
+            format!(
+                "store postgres://...@h/d?...: its lease is \"1H\", which is not a duration, because H is not a unit, \
+                 hours are h; {lengths}; {leases}"
+            ),
+        ),
+        (
+            "etcd://h/p?lease=",
+            "x",
+            "9s",
+            64,
+            format!("store etcd://h/p?...: its lease is \"\", which is not a duration; {lengths}; {leases}"),
+        ),
         (
             &store,
             "x",

@@ -389,6 +389,23 @@ fn a_server_wakes_the_waiters_on_other_hosts() {
 }
 
 #[test]
+fn a_holder_with_another_lease_is_named() {
+    for kind in [Kind::Shared, Kind::Postgres, Kind::Ssh] {
+        Sandbox::with(kind, |sandbox| {
+            let mark = if sandbox.store().contains('?') { "&" } else { "?" };
+            let minutes = format!("{}{mark}lease=3m", sandbox.store());
+            let holder = sandbox.csalock(["run", "--store", &minutes, "x", "sh", "-c", "echo; cat"]).ready();
+            let (code, findings) = doctor(sandbox, &[]);
+            assert_eq!(code, 0, "{findings:#?}");
+            has(&findings, "doubtful lease: it is 1m here, but 3m for holders now");
+            let (code, findings) = doctor(sandbox, &["--store", &minutes]);
+            assert!(code == 0 && !findings.iter().any(|line| line.contains(" lease: ")), "{findings:#?}");
+            holder.wait().exits(0);
+        });
+    }
+}
+
+#[test]
 fn behind_a_pooler_the_waiters_on_other_hosts_poll() {
     let Some(bouncer) = crate::postgres::shared_bouncer() else { return };
     let sandbox = Sandbox::in_database(&bouncer.url(&crate::postgres::new_schema()));

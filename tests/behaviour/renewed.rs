@@ -491,6 +491,25 @@ on_every_shared_store! {
         assert_eq!(sandbox.state("x"), "free");
     }
 
+    fn the_lease_in_a_url_counts_before_the_variable_and_for_commands_below(sandbox: &Sandbox) {
+        let mark = if sandbox.store().contains('?') { "&" } else { "?" };
+        let with_lease = format!("{}{mark}lease=3s", sandbox.store());
+        let again = format!("csalock run -qn x true; echo $?; csalock run -qn --store '{}' x true; echo $?", sandbox.store());
+        let inner = format!("echo \"$CSALOCK_STORE\"; {again}; csalock run y cat");
+        let words = ["run", "--store", &with_lease, "x", "dash", "-c", &inner];
+        let mut job = sandbox.csalock(words).env("CSALOCK_LEASE", "1h").spawn();
+        let lines = job.lines(3);
+        assert!(lines[0].ends_with(&format!("{mark}lease=3s")), "{lines:?}");
+        assert_eq!(lines[1..], ["84", "84"], "a store is the same with and without its lease");
+        wait_until("the inner command runs", || sandbox.state("y") == "held");
+        // The other callers do not name the lease.
+        await_renewals(sandbox, "x", 2);
+        await_renewals(sandbox, "y", 1);
+        sandbox.csalock(["run", "-qn", "x", "true"]).status(75).run();
+        job.wait().exits(0);
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
     fn a_garbled_lease_is_a_usage_error(sandbox: &Sandbox) {
         for (lease, why) in [("2s", "is less than three seconds"), ("soon", "is no duration")] {
             let done = sandbox.csalock(["run", "x", "true"]).env("CSALOCK_LEASE", lease).capture();

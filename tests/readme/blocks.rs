@@ -30,7 +30,7 @@ fn is_for_server(block: &Block) -> bool {
 
 /// Whether the programs and rights that a block needs are here.
 fn can_run(block: &Block) -> bool {
-    let programs = ["etcd", "git", "perl", "flock", "unshare"];
+    let programs = ["etcd", "git", "perl", "flock", "sqlite3", "unshare"];
     // The words at the beginning of a line are commands.
     let needed = programs
         .iter()

@@ -13,6 +13,7 @@ mod database;
 #[path = "../extent/mod.rs"]
 mod extent;
 mod home;
+mod kubernetes;
 mod links;
 mod monitoring;
 mod musl;

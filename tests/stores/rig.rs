@@ -10,7 +10,7 @@ pub(crate) use conformance::{Effects, stored};
 use directory::Directory;
 use host::{Host, Unix};
 use sqlite::Sqlite;
-use store::{Layout, Location, Memory, Store};
+use store::{Layout, Location, Memory, Store, UrlLease};
 use tempfile::TempDir;
 
 use crate::{etcd, postgres, ssh};
@@ -89,7 +89,12 @@ impl conformance::Place for Place {
     }
 
     fn open_shared(&self, host: Arc<dyn Host>) -> Option<Arc<dyn Store>> {
-        let shared = Location::Directory { path: self.path.clone(), layout: Layout::Own, shared: true };
+        let shared = Location::Directory {
+            path: self.path.clone(),
+            layout: Layout::Own,
+            shared: true,
+            lease: UrlLease::default(),
+        };
         (self.kind == Kind::Directory).then(|| engine::stores::open(&shared, &|_| None, host).unwrap().into())
     }
 

@@ -19,17 +19,14 @@ use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::unistd::{AccessFlags, access, faccessat, geteuid};
 
 use host::{home_of, homes};
-use lock::duration::parse_duration;
+use lock::duration::{parse_duration, parse_lease};
 use lock::error::{Error, ErrorKind, Result};
 use lock::history::{HistoryLimits, parse_size};
 use lock::name::{escape, escape_path};
-use store::{Layout, Location, Variables};
+use store::{Location, Variables};
 
 /// Default duration of leases that a keeper renews.
 pub const LEASE: Duration = Duration::from_secs(60);
-
-/// Minimum length of a lease that a keeper renews.
-pub const SHORTEST_LEASE: Duration = Duration::from_secs(3);
 
 const STATE_OF_ROOT: &str = "/var/lib";
 
@@ -102,13 +99,11 @@ pub fn path() -> OsString {
 }
 
 pub(crate) fn lease(variables: &Variables<'_>) -> Result<Duration> {
-    let parse = |text: &str| match parse_duration(text) {
-        // A third of the lease must suffice for a request to a slow server, and etcd counts whole seconds.
-        Ok(span) if span < SHORTEST_LEASE => {
-            Err(("is less than three seconds".to_string(), "make it longer, or unset it for 60s"))
-        }
-        parsed => parsed.map_err(|why| (why, "a lease takes three seconds at least; without the variable, 60s")),
+    let hint = |text: &str| match parse_duration(text) {
+        Ok(_) => "make it longer, or unset it for 60s",
+        Err(_) => "a lease takes three seconds at least; without the variable, 60s",
     };
+    let parse = |text: &str| parse_lease(text).map_err(|why| (why, hint(text)));
     Ok(parsed(variables, "CSALOCK_LEASE", parse)?.unwrap_or(LEASE))
 }
 
@@ -165,7 +160,7 @@ pub fn writable_store(creates: bool) -> Result<Location> {
             let what = format!("{} is not a directory of user {user} alone", escape_path(&path));
             Err(Error::new(ErrorKind::Denied, what, "remove it, or name a store with --store"))
         }
-        _ => Ok(Location::Directory { path, layout: Layout::Default, shared: false }),
+        _ => Ok(Location::default_at(path)),
     }
 }
 
@@ -243,7 +238,7 @@ fn state_in_home() -> Option<PathBuf> {
 }
 
 fn default_store_in(state: &Path) -> Location {
-    Location::Directory { path: state.join("csalock"), layout: Layout::Default, shared: false }
+    Location::default_at(state.join("csalock"))
 }
 
 /// `None` leaves colours to the output: <https://no-color.org>, <https://bixense.com/clicolors>.

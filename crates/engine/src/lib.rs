@@ -42,7 +42,7 @@ pub use stores::location;
 pub use values::{ValueWrite, WriteResult};
 pub use wait_policy::{Progress, RETRY_INTERVAL, WaitPolicy};
 
-use crate::environment::{CurrentDirectory, LEASE};
+use crate::environment::CurrentDirectory;
 use host::{Host, Unix};
 use lock::error::{Error, Result};
 use lock::history::HistoryLimits;
@@ -67,16 +67,12 @@ impl Context {
     pub fn engine(&self, location: &Location) -> Result<Engine> {
         Engine::open(location, self.host.clone())
     }
-
-    pub fn lease(&self) -> Duration {
-        environment::lease(&environment::variable).unwrap_or(LEASE)
-    }
 }
 
 /// What a user of an engine sets beside the place of its store.
 pub struct Settings<'a> {
     pub variables: &'a Variables<'a>,
-    /// That of the variables, if it is missing here.
+    /// That of the URL, or else of the variables, if it is missing here.
     pub lease: Option<Duration>,
 }
 
@@ -125,8 +121,10 @@ impl Engine {
         let mut state = EngineState::new(store, host);
         state.history_limits = if location.is_beside() { limits.off() } else { limits };
         state.location = Some(location.clone());
-        if state.needs_leases() {
-            state.lease = settings.lease.map_or_else(|| environment::lease(settings.variables), Ok)?;
+        match settings.lease.or_else(|| location.lease()) {
+            Some(lease) => state.lease = lease,
+            None if state.needs_leases() => state.lease = environment::lease(settings.variables)?,
+            None => {}
         }
         Ok(Engine { shared: Arc::new(state), call: Call::default() })
     }

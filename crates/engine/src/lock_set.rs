@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use super::{AcquireRequest, Context, Engine, StoredLock, confirm_all};
-use crate::environment::{self, CurrentDirectory};
+use crate::environment::{self, CurrentDirectory, LEASE};
 use lock::history::Use;
 use lock::name::{escape, shell_quote, spelled};
 use lock::{EndReason, Error, ErrorKind, Grant, HandleHash, Lease, NotHolder, Result};
@@ -100,6 +100,14 @@ impl LockSet {
         self.all.iter().map(|target| escape(&target.display_name)).collect::<Vec<_>>().join(", ")
     }
 
+    /// Length of the shortest leases in these stores, if they need leases.
+    pub fn lease(&self) -> Duration {
+        let lease = |target: &LockRef| {
+            target.location.lease().or_else(|| environment::lease(&environment::variable).ok()).unwrap_or(LEASE)
+        };
+        self.all.iter().map(lease).min().unwrap_or(LEASE)
+    }
+
     pub fn open(&self, context: &Context) -> Result<OpenLockSet<'_>> {
         // Most sets have one store, and a vector that grows begins with room for four: 2 KiB too much.
         let mut opened = OpenLockSet { targets: self, engines: Vec::with_capacity(1), of: Vec::new(), lease: None };
@@ -110,7 +118,7 @@ impl LockSet {
             }
             opened.of.push(opened.engines.len() - 1);
         }
-        opened.lease = opened.engines.iter().find(|engine| engine.needs_leases()).map(Engine::lease);
+        opened.lease = opened.engines.iter().filter(|engine| engine.needs_leases()).map(Engine::lease).min();
         Ok(opened)
     }
 }
@@ -118,6 +126,10 @@ impl LockSet {
 impl OpenLockSet<'_> {
     pub fn target(&self, at: usize) -> &LockRef {
         &self.targets.all[at]
+    }
+
+    pub fn targets(&self) -> &LockSet {
+        self.targets
     }
 
     pub fn engine(&self, at: usize) -> &Engine {

@@ -59,12 +59,12 @@ pub fn formats() -> String {
 /// place that other users may write without the sticky bit.
 pub fn open(location: &Location, variables: &Variables<'_>, host: Arc<dyn Host>) -> Result<Box<dyn Store>> {
     Ok(match location {
-        Location::Directory { path, layout, shared } => Box::new(Directory::open_as(path, *layout, *shared, host)?),
+        Location::Directory { path, layout, shared, .. } => Box::new(Directory::open_as(path, *layout, *shared, host)?),
         #[cfg(feature = "sqlite")]
-        Location::Sqlite { path } => Box::new(sqlite::Sqlite::open(path, host)?),
+        Location::Sqlite { path, .. } => Box::new(sqlite::Sqlite::open(path, host)?),
         #[cfg(not(feature = "sqlite"))]
         Location::Sqlite { .. } => unreachable!("its URL is refused"),
-        Location::Server(server) => server.open(variables, host)?,
+        Location::Server(server, _) => server.open(variables, host)?,
     })
 }
 
@@ -142,7 +142,7 @@ mod tests {
             ("postgres://h/app?password=sEcReT", "store postgres://h/app?...: a password"),
             ("postgresql://h/app?colour=sEcReT", "store postgresql://h/app?...: its options"),
             ("etcd://root:sEcReT@h/p", "store etcd://...@h/p: a password"),
-            ("etcd://h/p#sEcReT", "store etcd://h/p?...: it has no options"),
+            ("etcd://h/p#sEcReT", "store etcd://h/p?...: its only option is ?lease=DURATION"),
             ("ssh://root:sEcReT@h/p", "store ssh://...@h/p: a password"),
             ("redis://u:sEcReT@h?x", "store redis://...@h?...: it has no options"),
             ("postgres:u:sEcReT@h/d", "store postgres:...@h/d: two slashes"),
@@ -180,8 +180,17 @@ mod tests {
             ("etcds://a:1,[::1]:3/x/y", "etcds://a:1,[::1]:3/./x/y"),
             ("postgres://u@h:1/d?schema=s", "postgres://u@h:1/./d?schema=s"),
             ("postgres:///", "postgres:///./"),
+            ("postgres://h/d?schema=s&lease=3m", "postgres://h/./d?schema=s&lease=3m"),
+            ("etcd://h:1/p?lease=3m", "etcd://h:1/./p?lease=3m"),
+            ("ssh://h/p?lease=3m", "ssh://h/./p?lease=3m"),
         ] {
             let location = parse(chosen).unwrap();
+            let lease = parse(given).map(|location| location.lease());
+            assert_eq!(
+                lease,
+                Ok(chosen.contains("lease=3m").then_some(std::time::Duration::from_secs(180))),
+                "{given}"
+            );
             assert_eq!((location.inherited_url(), parse(given)), (given.into(), Ok(location)));
             assert!(
                 Location::is_inherited(OsStr::new(given)) && !Location::is_inherited(OsStr::new(chosen)),

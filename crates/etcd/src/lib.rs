@@ -89,7 +89,7 @@ impl Cluster {
         let rest = std::str::from_utf8(rest).map_err(|_| "it is not UTF-8")?;
         let rest = rest.strip_prefix("//").ok_or("two slashes and a server come after the colon")?;
         if rest.contains(['?', '#']) {
-            return Err("it has no options");
+            return Err("its only option is ?lease=DURATION");
         }
         if rest.contains('@') {
             return Err("a password does not belong there, where every user sees it; see $CSALOCK_ETCD_PASSWORD");

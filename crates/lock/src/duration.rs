@@ -19,6 +19,10 @@ pub struct Backoff {
 /// Maximum duration, about 300 years: longer than any lock, and in nanoseconds still an `u64`.
 const LONGEST: Duration = Duration::from_secs(10_000_000_000);
 
+/// Minimum length of a lease that a keeper renews: a third of it must suffice for a request to a slow server, and etcd
+/// counts whole seconds.
+pub const SHORTEST_LEASE: Duration = Duration::from_secs(3);
+
 /// Units of time: the length in milliseconds and the spellings, of which the first is the usual one. Upper case is not
 /// accepted, because M means minutes to some users and months to others.
 const UNITS: [(u128, &[&str]); 6] = [
@@ -35,6 +39,14 @@ const UNITS: [(u128, &[&str]); 6] = [
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     match parse(text, "or seconds", "leave it out for no limit")? {
         span if span < Duration::from_millis(1) => Err("is too short; use at least 1ms".to_string()),
+        span => Ok(span),
+    }
+}
+
+/// Parses the length of a lease: a duration as for [`parse_duration`].
+pub fn parse_lease(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        span if span < SHORTEST_LEASE => Err("is less than three seconds".to_string()),
         span => Ok(span),
     }
 }

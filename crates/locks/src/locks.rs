@@ -12,6 +12,7 @@ use crate::guard::{self, Guard};
 use engine::environment::{self, CurrentDirectory};
 use engine::{AcquireRequest, AcquireResult, Engine, Settings, StoredLock, WaitPolicy, acquire_all};
 use host::{Host, Unix, command_of, new_owner};
+use lock::duration::SHORTEST_LEASE;
 use lock::name;
 use lock::{Lifetime, MOST_SLOTS, Mode, Refusal};
 use store::Location;
@@ -120,13 +121,14 @@ impl LockRequest {
 }
 
 impl OpenOptions {
-    /// No variable of the environment is read, and leases last 60 seconds.
+    /// No variable of the environment is read, and leases last 60 seconds unless the URL says otherwise.
     pub fn new() -> OpenOptions {
         OpenOptions::default()
     }
 
     /// Duration of the leases, three seconds at least. A store has leases if other hosts may share it: a lock that was not
-    /// released, because its host lost its power, is free after this time. All users of a store should have the same.
+    /// released, because its host lost its power, is free after this time. All users of a store should have the same, so
+    /// its URL may say it: `?lease=3m`.
     pub fn lease(self, lease: Duration) -> OpenOptions {
         OpenOptions { lease: Some(lease), ..self }
     }
@@ -144,7 +146,7 @@ impl OpenOptions {
     ///
     /// Fails if the URL or the lease is invalid, or the store cannot be used.
     pub fn open(&self, url: &str) -> Result<Locks> {
-        if self.lease.is_some_and(|lease| lease < environment::SHORTEST_LEASE) {
+        if self.lease.is_some_and(|lease| lease < SHORTEST_LEASE) {
             return Err(Error::new(ErrorKind::InvalidInput, "a lease of less than three seconds is too short"));
         }
         let host: Arc<dyn Host> = Arc::new(Unix::new());

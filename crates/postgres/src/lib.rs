@@ -123,7 +123,7 @@ impl Database {
         }
         let is_known = |key: &str| key == "schema" || (is_known(key) && !ELSEWHERE.contains(&key));
         if !keys().all(|option| option.is_some_and(|(key, _)| is_known(key))) {
-            return Err("its options are schema, and settings of libpq that are not in the URL already");
+            return Err("its options are schema, lease, and settings of libpq that are not in the URL already");
         }
         let starts_well = |schema: &str| schema.starts_with(|first: char| first.is_ascii_lowercase() || first == '_');
         let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';

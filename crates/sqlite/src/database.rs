@@ -136,7 +136,8 @@ impl Sqlite {
                 }
                 work(&transaction)
             })?;
-            if pages(&transaction)? > pages_before {
+            // A file without a log would show its readers empty pages, and one that is still empty is no database with them.
+            if pages_before > 0 && pages(&transaction)? > pages_before && has_log(&transaction)? {
                 reserve(&transaction)?;
             }
             if matches!(result, CommitResult::Conflict(_)) && has_tried.get() {
@@ -271,6 +272,10 @@ fn read<T: Default>(connection: &Connection, work: impl Fn(&Connection) -> Done<
 
 fn pages(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row("PRAGMA page_count", [], |row| row.get(0))
+}
+
+fn has_log(connection: &Connection) -> rusqlite::Result<bool> {
+    connection.query_row("PRAGMA journal_mode", [], |row| Ok(row.get_ref(0)?.as_str() == Ok("wal")))
 }
 
 /// Makes room in the file for all pages of this transaction, so that the log can be emptied even on a full disk.

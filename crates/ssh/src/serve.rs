@@ -41,7 +41,7 @@ pub fn serve_at(location: &Location, is_used: &dyn Fn() -> Result<bool>, host: A
 
 /// Opens the directory. Marks it if it does not have the mark yet.
 fn open(location: &Location, is_used: &dyn Fn() -> Result<bool>, host: &Arc<dyn Host>) -> Result<Box<dyn Store>> {
-    let Location::Directory { path, layout: Layout::Own, shared } = location else {
+    let Location::Directory { path, layout: Layout::Own, shared, .. } = location else {
         return Err(Error::invalid("serve: the store is not a directory of records", "use dir:PATH"));
     };
     // Other processes of this host give the option, too.

@@ -33,7 +33,7 @@ fn identity(location: &Location) -> Option<Identity> {
 
 /// The stores in the global order for acquisitions, each with all of its locations.
 pub fn in_order(mut locations: Vec<Location>) -> Vec<Vec<Location>> {
-    locations.sort_by_cached_key(Location::url);
+    locations.sort_by_cached_key(Location::place);
     locations.dedup();
     if locations.len() < 2 {
         return vec![locations];

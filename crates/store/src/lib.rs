@@ -32,7 +32,7 @@ pub use leases::Leases;
 #[cfg(any(test, fuzzing, debug_assertions))]
 pub use memory::Memory;
 pub use mount::{is_on_network, refuse_file_mounted_alone};
-pub use url::{Layout, Location, ParseServer, ServerKind};
+pub use url::{Layout, Location, ParseServer, ServerKind, UrlLease};
 pub use write_set::{CommitResult, Durability, LinesOfHistory, Write, WriteOptions, WriteSet};
 
 use host::Host;

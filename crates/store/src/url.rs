@@ -1,11 +1,13 @@
 //! Store URLs: `dir:PATH`, `sqlite:PATH`, `etcd://HOST:PORT,HOST:PORT/PREFIX`, `postgres://HOST:PORT/DATABASE`,
-//! `ssh://HOST/PATH`.
+//! `ssh://HOST/PATH`. Each may end with `?lease=DURATION`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use lock::duration::parse_lease;
 use lock::error::{Error, ErrorKind, Result};
 use lock::name::{absolute, escape};
 
@@ -13,6 +15,9 @@ use crate::ServerUrl;
 
 /// End of a URL whose store other hosts use, although its file system does not look shared.
 const SHARED: &[u8] = b"?shared=1";
+
+/// Option for the length of renewed leases.
+const LEASE: &[u8] = b"lease=";
 
 /// Start of the path in a URL from `run`: it changes nothing in the path, and users do not type it.
 const GIVEN: &[u8] = b"/./";
@@ -35,12 +40,26 @@ pub enum Location {
         layout: Layout,
         /// True if other hosts use the store, although its file system does not look shared.
         shared: bool,
+        lease: UrlLease,
     },
     Sqlite {
         path: PathBuf,
+        lease: UrlLease,
     },
-    Server(Arc<dyn ServerUrl>),
+    Server(Arc<dyn ServerUrl>, UrlLease),
 }
+
+/// Length of renewed leases, as typed in a URL. All are equal: a store with the option is the same store without it.
+#[derive(Debug, Clone, Default)]
+pub struct UrlLease(Option<(String, Duration)>);
+
+impl PartialEq for UrlLease {
+    fn eq(&self, _: &UrlLease) -> bool {
+        true
+    }
+}
+
+impl Eq for UrlLease {}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
@@ -57,7 +76,23 @@ pub enum Layout {
 
 impl Location {
     pub fn beside(directory: &Path) -> Location {
-        Location::Directory { path: directory.join(BESIDE), layout: Layout::Beside, shared: false }
+        let lease = UrlLease::default();
+        Location::Directory { path: directory.join(BESIDE), layout: Layout::Beside, shared: false, lease }
+    }
+
+    pub fn default_at(path: PathBuf) -> Location {
+        Location::Directory { path, layout: Layout::Default, shared: false, lease: UrlLease::default() }
+    }
+
+    /// Length of the leases that its holders renew, if the URL says it.
+    pub fn lease(&self) -> Option<Duration> {
+        self.url_lease().0.as_ref().map(|(_, span)| *span)
+    }
+
+    fn url_lease(&self) -> &UrlLease {
+        match self {
+            Location::Directory { lease, .. } | Location::Sqlite { lease, .. } | Location::Server(_, lease) => lease,
+        }
     }
 
     /// A store next to the files that it locks keeps no history.
@@ -72,14 +107,14 @@ impl Location {
     /// `None` for a store on a server.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Location::Directory { path, .. } | Location::Sqlite { path } => Some(path),
+            Location::Directory { path, .. } | Location::Sqlite { path, .. } => Some(path),
             _ => None,
         }
     }
 
     pub(crate) fn moved_to(&self, to: PathBuf) -> Location {
         let mut moved = self.clone();
-        if let Location::Directory { path, .. } | Location::Sqlite { path } = &mut moved {
+        if let Location::Directory { path, .. } | Location::Sqlite { path, .. } = &mut moved {
             *path = to;
         }
         moved
@@ -93,7 +128,7 @@ impl Location {
         match self {
             Location::Directory { path, layout: Layout::Beside, .. } => path.exists(),
             Location::Directory { path, .. } => path.join(".work").exists(),
-            Location::Sqlite { path } => std::fs::symlink_metadata(path).is_ok_and(|found| found.len() > 0),
+            Location::Sqlite { path, .. } => std::fs::symlink_metadata(path).is_ok_and(|found| found.len() > 0),
             _ => true,
         }
     }
@@ -116,9 +151,18 @@ impl Location {
                 return Err(refused(format!("store {url}: no store has such a URL"), &hint));
             }
         };
+        let (path, lease) = split_lease(path);
+        let lease = lease.map(String::from_utf8_lossy).map_or(Ok(UrlLease::default()), |typed| {
+            let span = parse_lease(&typed).map_err(|why| {
+                let lease = escape(typed.as_bytes());
+                let what = format!("store {}: its lease is \"{lease}\", which {why}", public_part(bytes));
+                refused(what, "a lease takes three seconds at least; without the option, $CSALOCK_LEASE or 60s")
+            });
+            Ok(UrlLease(Some((typed.to_string(), span?))))
+        })?;
         let (path, shared) = match path.strip_suffix(SHARED) {
             Some(path) if scheme == b"dir" => (path, true),
-            _ => (path, false),
+            _ => (&path[..], false),
         };
         if path.is_empty() {
             return Err(wrong("its path is missing"));
@@ -127,7 +171,7 @@ impl Location {
             return Err(wrong("a path cannot contain NUL"));
         }
         match servers.iter().find(|(known, _)| known.as_bytes() == scheme) {
-            Some((_, Some(parse))) => return parse(path).map(Location::Server).map_err(wrong),
+            Some((_, Some(parse))) => return parse(path).map(|server| Location::Server(server, lease)).map_err(wrong),
             Some((known, None)) => {
                 let what = format!("store {}: this csalock was built without {known}", public_part(bytes));
                 let hint = "use a csalock that has it; csalock -V -v lists the stores of this one";
@@ -137,7 +181,8 @@ impl Location {
         }
         if bytes.starts_with(&[scheme, b":"].concat()) && path.contains(&b'?') {
             return Err(wrong(match scheme {
-                b"dir" => "the only option of a directory is ?shared=1",
+                b"dir" => "the options of a directory are ?shared=1 and ?lease=DURATION",
+                b"sqlite" => "its only option is ?lease=DURATION",
                 _ => "it has no options",
             }));
         }
@@ -145,8 +190,8 @@ impl Location {
         let path = absolute(OsStr::from_bytes(path), current)?;
         let layout = if path.ends_with(BESIDE) { Layout::Beside } else { Layout::Own };
         match scheme {
-            b"dir" => Ok(Location::Directory { path, layout, shared }),
-            b"sqlite" => Ok(Location::Sqlite { path }),
+            b"dir" => Ok(Location::Directory { path, layout, shared, lease }),
+            b"sqlite" => Ok(Location::Sqlite { path, lease }),
             _ => Err(wrong("no store has such a URL")),
         }
     }
@@ -166,18 +211,39 @@ impl Location {
     }
 
     pub fn url(&self) -> OsString {
+        let mut url = self.place();
+        if let Some((typed, _)) = &self.url_lease().0 {
+            let mark = if url.as_bytes().contains(&b'?') { "&" } else { "?" };
+            url.push(format!("{mark}lease={typed}"));
+        }
+        url
+    }
+
+    /// The URL without its lease: a store has the same place for all callers.
+    pub(crate) fn place(&self) -> OsString {
         let (scheme, path, shared) = match self {
             // After `dir:` a question mark begins an option; in a plain path it is an ordinary character.
             Location::Directory { path, shared, .. } if path.as_os_str().as_bytes().contains(&b'?') => {
                 ("", path, *shared)
             }
             Location::Directory { path, shared, .. } => ("dir:", path, *shared),
-            Location::Sqlite { path } => ("sqlite:", path, false),
-            Location::Server(server) => return server.url().into(),
+            Location::Sqlite { path, .. } => ("sqlite:", path, false),
+            Location::Server(server, _) => return server.url().into(),
         };
         let shared = if shared { SHARED } else { b"" };
         OsString::from_vec([scheme.as_bytes(), path.as_os_str().as_bytes(), shared].concat())
     }
+}
+
+/// Takes `lease=DURATION` out of the options at the end of a URL. A word with a slash in it belongs to a path.
+fn split_lease(url: &[u8]) -> (Vec<u8>, Option<&[u8]>) {
+    let (place, options) = url.split_at(url.iter().rposition(|byte| *byte == b'?').unwrap_or(url.len()));
+    let mut options: Vec<&[u8]> = options.split(|byte| b"?&".contains(byte)).skip(1).collect();
+    let is_lease = |option: &&[u8]| option.starts_with(LEASE) && !option.contains(&b'/');
+    let Some(at) = options.iter().position(is_lease) else { return (url.to_vec(), None) };
+    let lease = &options.remove(at)[LEASE.len()..];
+    let mark: &[u8] = if options.is_empty() { b"" } else { b"?" };
+    ([place, mark, &options.join(&b'&')].concat(), Some(lease))
 }
 
 /// Returns a refused URL for messages, which cron and logs keep: without its user, its options, and all that comes after
@@ -227,18 +293,46 @@ mod tests {
 
     #[test]
     fn every_form_and_its_way_back() {
-        let directory = |path: &str| Location::Directory { path: path.into(), layout: Layout::Own, shared: false };
-        assert_eq!(parse("dir:/a b"), Ok(directory("/a b")));
-        assert_eq!(parse("dir:x"), Ok(directory("/here/x")));
-        assert_eq!(parse("./x:y"), Ok(directory("/here/./x:y")));
-        assert_eq!(parse("sqlite:/db"), Ok(Location::Sqlite { path: "/db".into() }));
-        assert_eq!(directory("/a b").url(), "dir:/a b");
-        let shared = Location::Directory { path: "/a".into(), layout: Layout::Own, shared: true };
+        let lease = UrlLease::default();
+        let directory = |path: &str, shared| Location::Directory {
+            path: path.into(),
+            layout: Layout::Own,
+            shared,
+            lease: UrlLease::default(),
+        };
+        assert_eq!(parse("dir:/a b"), Ok(directory("/a b", false)));
+        assert_eq!(parse("dir:x"), Ok(directory("/here/x", false)));
+        assert_eq!(parse("./x:y"), Ok(directory("/here/./x:y", false)));
+        assert_eq!(parse("sqlite:/db"), Ok(Location::Sqlite { path: "/db".into(), lease }));
+        assert_eq!(directory("/a b", false).url(), "dir:/a b");
+        let shared = directory("/a", true);
         assert_eq!(parse("dir:/a?shared=1"), Ok(shared.clone()));
         assert_eq!(shared.url(), "dir:/a?shared=1");
         for odd in ["/a?b", "/what?/.csalock", "/a?shared=1x", "/a?b?shared=1"] {
             let meant = parse(odd).unwrap();
             assert_eq!(parse(meant.url().to_str().unwrap()), Ok(meant), "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_lease_is_an_option_and_no_part_of_the_place() {
+        let minutes = Some(Duration::from_secs(180));
+        for (typed, place, url, lease) in [
+            ("dir:/a?lease=3m", "dir:/a", "dir:/a?lease=3m", minutes),
+            ("dir:/a?shared=1&lease=180s", "dir:/a?shared=1", "dir:/a?shared=1&lease=180s", minutes),
+            ("dir:/a?lease=3m&shared=1", "dir:/a?shared=1", "dir:/a?shared=1&lease=3m", minutes),
+            ("sqlite:/a?lease=3m", "sqlite:/a", "sqlite:/a?lease=3m", minutes),
+            ("/a?b?lease=3m", "/a?b", "/a?b&lease=3m", minutes),
+            ("/what?lease=3m/x", "/what?lease=3m/x", "/what?lease=3m/x", None),
+        ] {
+            let location = parse(typed).unwrap();
+            assert_eq!((location.place(), location.url(), location.lease()), (place.into(), url.into(), lease));
+            let inherited = parse(location.inherited_url().to_str().unwrap()).unwrap();
+            assert_eq!((&inherited, inherited.lease()), (&location, lease), "{typed}");
+            // Another caller of the store may have another lease, or none.
+            let both = [parse(place).unwrap(), location];
+            assert_eq!(both[0], both[1], "{typed}");
+            assert_eq!(crate::in_order(both.to_vec()).iter().map(Vec::len).collect::<Vec<_>>(), [1], "{typed}");
         }
     }
 

@@ -146,7 +146,7 @@ impl KeeperConfig<'_> {
         };
         let now = self.context.host.boottime();
         // A keeper that replaces another one may see only now that the lease is over.
-        let known = watch.lease.or((ends <= now).then_some(LeaseSchedule { ends, span: self.context.lease() }));
+        let known = watch.lease.or((ends <= now).then_some(LeaseSchedule { ends, span: self.targets.lease() }));
         let lease = *watch.lease.insert(LeaseSchedule::seen(known, ends, now));
         let StopTimes { term, kill, .. } = lease.keeper();
         if let Some(next_check) = self.pause(watch, owners, Some(lease)) {
@@ -238,7 +238,7 @@ impl KeeperConfig<'_> {
     /// A keeper without a supervisor gives up, too, if the store stays silent for long after the lease is over.
     fn renew_loop(&self, had_supervisor: bool, renew_now: &OwnedFd, listeners: &[&OwnedFd], ended: &AtomicBool) {
         let timer = retry_until_ok(boottime_timer);
-        let span = self.context.lease();
+        let span = self.targets.lease();
         let mut opened: Option<OpenLockSet<'_>> = None;
         let mut cleaners: Option<CleanerGuard> = None;
         let mut known: Vec<Known> = vec![None; self.targets.all.len()];
@@ -316,7 +316,7 @@ impl KeeperConfig<'_> {
             }
             let now = self.context.host.boottime();
             // A server that hangs must not keep us from the other stores until the lease is over.
-            let engine = engine.during(Call::until(now + self.context.lease() / 6));
+            let engine = engine.during(Call::until(now + engine.lease() / 6));
             let ends = match self.keep(at, &target.name, &engine, known) {
                 Ok(RenewResult::GivenBack) => continue,
                 Ok(RenewResult::Held(lease)) => lease.map(|lease| known.insert(lease).1),
@@ -351,7 +351,7 @@ impl KeeperConfig<'_> {
         if self.shared_lease_end.is_released(at) {
             return Ok(RenewResult::GivenBack);
         }
-        let (now, span) = (self.context.host.boottime(), self.context.lease());
+        let (now, span) = (self.context.host.boottime(), engine.lease());
         let (_, record) = engine.read(name)?;
         match record.holder(&self.proof).map(|grant| grant.lifetime.clone()) {
             Some(Lifetime::Keepalive(lease)) => {
