@@ -71,8 +71,13 @@ pub(super) fn tell(error: clap::Error, words: &[OsString]) -> anyhow::Result<Exi
 
 /// Features of cargo that this program was built with.
 fn features() -> String {
-    let known =
-        [("etcd", cfg!(feature = "etcd")), ("postgres", cfg!(feature = "postgres")), ("ssh", cfg!(feature = "ssh"))];
+    let known = [
+        ("bundled-sqlite", cfg!(feature = "bundled-sqlite")),
+        ("etcd", cfg!(feature = "etcd")),
+        ("postgres", cfg!(feature = "postgres")),
+        ("sqlite", cfg!(feature = "sqlite")),
+        ("ssh", cfg!(feature = "ssh")),
+    ];
     let built = known.into_iter().filter_map(|(feature, is_on)| is_on.then_some(feature)).collect::<Vec<_>>();
     if built.is_empty() { "none".to_string() } else { built.join(", ") }
 }

@@ -17,7 +17,6 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, chdir, fork, setsid};
 
 use lock::error::{Error, Result};
-use sqlite::close_before_fork;
 
 /// Name of a background process: each of them is a keeper.
 pub(super) const NAME: &CStr = c"csalock-keeper";
@@ -27,7 +26,8 @@ pub(super) const PARENT_NAME: &CStr = c"csalock-parent";
 
 /// Runs `work` in a background process, a child of this one, with `keep` as its only descriptors.
 pub fn spawn(keep: &[BorrowedFd<'_>], work: impl FnOnce()) -> Result<Pid> {
-    close_before_fork();
+    #[cfg(feature = "sqlite")]
+    sqlite::close_before_fork();
     // SAFETY: this process has one thread, so the child may do everything that the parent may do.
     if let ForkResult::Parent { child } = unsafe { fork() }.map_err(failed)? {
         return Ok(child);

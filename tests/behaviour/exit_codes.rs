@@ -52,7 +52,7 @@ on_every_store! {
         sandbox.csalock(["--version"]).stdout(version.clone()).run();
         let stores = "stores: dir, sqlite, etcd, etcds, postgres, postgresql, ssh
 formats: records 3 (reads 2 too), sqlite 2, postgres 2, ssh 1
-features: etcd, postgres, ssh
+features: bundled-sqlite, etcd, postgres, sqlite, ssh
 ";
         sandbox.csalock(["-V", "-v"]).stdout(format!("{version}{stores}")).run();
         for words in [&["--help"][..], &["-h"], &["lock", "--help"], &["help"], &["help", "lock"], &["run", "-h"], &["run-with-lock", "--help"]] {

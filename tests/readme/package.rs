@@ -261,6 +261,8 @@ fn no_packed_page_links_to_a_missing_file() {
         let pages = run(Command::new("find").args([".", "-name", "*.md"]).current_dir(&place)).stdout;
         let pages = String::from_utf8(pages).unwrap();
         assert!(pages.lines().count() > 10, "{pages}");
+        let for_others = ["/dev/", "ARCHITECTURE", "CONTRIBUTING", "packaging", "tests"];
+        assert!(!for_others.iter().any(|page| pages.contains(page)), "pages for developers: {pages}");
         for page in pages.lines().map(|page| place.join(page)) {
             for target in targets(&fs::read_to_string(&page).unwrap()) {
                 let file = target.split('#').next().unwrap();
@@ -366,7 +368,7 @@ fn two_builds_in_two_directories_are_identical() {
     }
 }
 
-/// Without its features, the crate of the API pulls in no clap and no TLS.
+/// Without its features, the crate of the API pulls in no clap, no TLS and no C.
 #[test]
 fn a_program_outside_the_tree_has_the_rust_api_without_tls() {
     let folder = tempfile::tempdir().unwrap();
@@ -390,7 +392,8 @@ fn a_program_outside_the_tree_has_the_rust_api_without_tls() {
     };
     let tree = cargo(&["tree", "--offline", "--quiet", "--prefix", "none"]);
     assert!(
-        tree.contains("csalock-engine") && !["clap", "rustls", "ring"].iter().any(|name| tree.contains(name)),
+        tree.contains("csalock-engine")
+            && !["clap", "rustls", "ring", "rusqlite", "getrandom"].iter().any(|name| tree.contains(name)),
         "{tree}"
     );
     let store = folder.path().join("store").display().to_string();
@@ -433,15 +436,24 @@ fn an_architecture_that_cannot_be_built_is_told_with_what_is_missing() {
 
 #[test]
 fn a_tag_makes_the_same_packages() {
-    let workflow = fs::read_to_string(in_project(".github/workflows/release.yml")).unwrap();
-    for line in [
-        "tags: [\"v*\"]",
-        "run: .ci/run",
-        "rustup target add x86_64-unknown-linux-musl aarch64-unknown-linux-musl",
-        "run: packaging/musl test --profile checked --test behaviour",
-        "run: packaging/release --to packages x86_64 aarch64",
+    let workflow = |name: &str| fs::read_to_string(in_project(".github/workflows").join(name)).unwrap();
+    for (name, line) in [
+        ("ci.yml", "run: .ci/run"),
+        ("full.yml", "run: CSALOCK_TESTS=all .ci/run"),
+        ("full.yml", "packaging/musl test --profile checked --test behaviour"),
+        ("full.yml", "run: tests/bare/run"),
+        ("release.yml", "tags: [\"v*\"]"),
+        ("release.yml", "run: .ci/run"),
+        ("release.yml", "rustup target add x86_64-unknown-linux-musl aarch64-unknown-linux-musl"),
+        ("release.yml", "run: packaging/release --to packages x86_64 aarch64"),
     ] {
-        assert!(workflow.contains(line), "{line}");
+        let workflow = workflow(name);
+        assert!(workflow.contains(line), "{name}: {line}");
+        let used = workflow.lines().filter_map(|line| line.split_once("uses: ")?.1.split_once('@'));
+        for (action, version) in used {
+            let commit = version.split(' ').next().unwrap();
+            assert_eq!(commit.len(), 40, "{name}: {action} is pinned by its commit");
+        }
     }
     assert!(read("README.md").contains("`packaging/release`"));
 }

@@ -341,7 +341,8 @@ fn refuse_open_to_all(mode: Mode, path: &Path) -> Result<()> {
 /// No process sees the directory without its mark.
 fn create_marked(path: &Path) -> std::io::Result<()> {
     // The sweep removes such a name if this process is killed.
-    let draft = with_suffix(path, &format!("{NEW}{:016x}", getrandom::u64().unwrap_or_default()));
+    let draft =
+        with_suffix(path, &format!("{NEW}{:016x}", u64::from_ne_bytes(host::random_bytes().unwrap_or_default())));
     std::fs::DirBuilder::new().create(&draft)?;
     let mode = draft.metadata()?.permissions().mode() & 0o7777;
     std::fs::set_permissions(&draft, Permissions::from_mode(mode | MARK))?;

@@ -149,7 +149,7 @@ pub(super) fn sweep_drafts_of(at: impl AsFd, name: &str, long_ago: Duration, dry
 }
 
 fn random() -> Result<u64> {
-    getrandom::u64().map_err(|_| Errno::EIO)
+    host::random_bytes().map(u64::from_ne_bytes).map_err(|_| Errno::EIO)
 }
 
 /// Additional open flags, mode and owner.

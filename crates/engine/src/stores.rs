@@ -8,10 +8,9 @@ use directory::Directory;
 use host::Host;
 use lock::error::Result;
 use lock::line::{FORMAT, OLDEST_FORMAT};
-use sqlite::Sqlite;
-use store::{Location, ParseServer, ServerKind, Store, Variables};
+use store::{Location, ServerKind, Store, Variables};
 
-/// Something of a store on servers, if this program was built with the feature.
+/// Something of a store, if this program was built with the feature.
 macro_rules! built {
     ($feature:literal, $value:expr) => {{
         #[cfg(feature = $feature)]
@@ -22,30 +21,35 @@ macro_rules! built {
     }};
 }
 
-/// Each kind of store on servers. Directories and SQLite databases are in every build.
-const SERVERS: [ServerKind; 5] = [
-    ("etcd", built!("etcd", etcd::parse as ParseServer)),
-    ("etcds", built!("etcd", etcd::parse_tls as ParseServer)),
-    ("postgres", built!("postgres", postgres::parse as ParseServer)),
-    ("postgresql", built!("postgres", postgres::parse as ParseServer)),
-    ("ssh", built!("ssh", ssh::parse as ParseServer)),
+/// Each kind of store on servers. Directories are in every build.
+const SERVERS: &[ServerKind] = &[
+    #[cfg(not(feature = "sqlite"))]
+    ("sqlite", None),
+    ("etcd", built!("etcd", etcd::parse as store::ParseServer)),
+    ("etcds", built!("etcd", etcd::parse_tls as store::ParseServer)),
+    ("postgres", built!("postgres", postgres::parse as store::ParseServer)),
+    ("postgresql", built!("postgres", postgres::parse as store::ParseServer)),
+    ("ssh", built!("ssh", ssh::parse as store::ParseServer)),
 ];
 
 /// Reads the URL of a store. Relative paths start at `current`.
 pub fn location(url: &OsStr, current: impl AsRef<Path>) -> Result<Location> {
-    Location::parse(url, current, &SERVERS)
+    Location::parse(url, current, SERVERS)
 }
 
 /// Schemes of the stores that this program was built with.
 pub fn built_in() -> Vec<&'static str> {
     let servers = SERVERS.iter().filter(|(_, parse)| parse.is_some()).map(|(scheme, _)| *scheme);
-    ["dir", "sqlite"].into_iter().chain(servers).collect()
+    ["dir"].into_iter().chain(built!("sqlite", "sqlite")).chain(servers).collect()
 }
 
 /// Numbers of the formats, as in `records 3, sqlite 2`.
 pub fn formats() -> String {
-    let [postgres, ssh] = [built!("postgres", postgres::FORMAT), built!("ssh", ssh::FORMAT)];
-    let stores = [("sqlite", Some(sqlite::FORMAT)), ("postgres", postgres), ("ssh", ssh)];
+    let stores: [(&str, Option<u32>); 3] = [
+        ("sqlite", built!("sqlite", sqlite::FORMAT)),
+        ("postgres", built!("postgres", postgres::FORMAT)),
+        ("ssh", built!("ssh", ssh::FORMAT)),
+    ];
     let stores = stores.iter().filter_map(|(store, format)| Some(format!(", {store} {}", (*format)?)));
     format!("records {FORMAT} (reads {OLDEST_FORMAT} too)") + &stores.collect::<String>()
 }
@@ -56,12 +60,29 @@ pub fn formats() -> String {
 pub fn open(location: &Location, variables: &Variables<'_>, host: Arc<dyn Host>) -> Result<Box<dyn Store>> {
     Ok(match location {
         Location::Directory { path, layout, shared, .. } => Box::new(Directory::open_as(path, *layout, *shared, host)?),
-        Location::Sqlite { path, .. } => Box::new(Sqlite::open(path, host)?),
+        #[cfg(feature = "sqlite")]
+        Location::Sqlite { path, .. } => Box::new(sqlite::Sqlite::open(path, host)?),
+        #[cfg(not(feature = "sqlite"))]
+        Location::Sqlite { .. } => unreachable!("its URL is refused"),
         Location::Server(server, _) => server.open(variables, host)?,
     })
 }
 
-#[cfg(all(test, feature = "etcd", feature = "postgres", feature = "ssh"))]
+#[cfg(all(test, not(feature = "sqlite")))]
+mod tests_without_sqlite {
+    use lock::error::ErrorKind;
+
+    #[test]
+    fn a_database_is_refused_and_a_directory_is_not() {
+        let refused = super::location("sqlite:/db".as_ref(), "/").unwrap_err();
+        let what = "store sqlite:/db: this csalock was built without sqlite";
+        assert_eq!((refused.kind(), refused.message()), (ErrorKind::Unavailable, what));
+        assert!(super::location("dir:/db".as_ref(), "/").is_ok());
+        assert!(!super::built_in().contains(&"sqlite") && !super::formats().contains("sqlite"));
+    }
+}
+
+#[cfg(all(test, feature = "etcd", feature = "postgres", feature = "sqlite", feature = "ssh"))]
 mod tests {
     use lock::error::ErrorKind;
 

@@ -117,9 +117,7 @@ impl Auth {
     }
 
     fn keep(&self, directory: &File, token: &str) -> std::io::Result<()> {
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(std::io::Error::other)?;
-        let draft = format!("{}.{:016x}", self.file, u64::from_ne_bytes(random));
+        let draft = format!("{}.{:016x}", self.file, u64::from_ne_bytes(host::random_bytes()?));
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let mut file = File::from(openat(directory, &draft[..], flags, Mode::from_bits_truncate(0o600))?);
         file.write_all(token.as_bytes())?;

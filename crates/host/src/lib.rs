@@ -33,7 +33,7 @@ pub use processes::{
 pub use programs::command_of;
 #[cfg(any(test, debug_assertions))]
 pub use unix::FIRST_PIDS;
-pub use unix::{Unix, texts_of_witnesses};
+pub use unix::{Unix, random_bytes, texts_of_witnesses};
 pub use wake_set::WakeSocket;
 
 /// Learns a fact that cannot change, if it is not known yet.

@@ -222,8 +222,7 @@ impl Host for Unix {
     }
 
     fn random(&self) -> Result<[u8; 16]> {
-        let mut random = [0; 16];
-        getrandom::fill(&mut random)
+        let mut random = random_bytes::<16>()
             .map_err(|error| Error::new(ErrorKind::System, format!("no random numbers: {error}"), "try again"))?;
         // Machines resumed from one snapshot may draw the same numbers, but hardly in the same nanosecond.
         let times = [self.wall(), self.boottime()].map(|time| (time.as_nanos() as u64).to_ne_bytes());
@@ -247,6 +246,13 @@ impl Host for Unix {
 /// Number that replaces the one of the first pid namespace, in builds for tests.
 #[cfg(any(test, debug_assertions))]
 pub static FIRST_PIDS: OnceLock<Option<u64>> = OnceLock::new();
+
+/// Returns random bytes: at most 256 bytes, which getrandom(2) returns whole. A file in /dev, which a chroot may lack, is not needed.
+pub fn random_bytes<const N: usize>() -> std::io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    rustix::io::retry_on_intr(|| rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()))?;
+    Ok(bytes)
+}
 
 /// PID_NS_INIT_INO in linux/nsfs.h.
 fn first_pid_namespace() -> u64 {
