@@ -228,7 +228,7 @@ impl<'a> FlockCompat<'a> {
     /// Keeps the locks during the wait for a file until the next call is due, in the time that this returns. A silent
     /// store is asked again while the leases last.
     fn keep_waiting(&self, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<Option<Duration>> {
-        let span = self.taking.ttl.unwrap_or(opened.targets().lease());
+        let span = self.taking.ttl.unwrap_or(opened.span());
         let kept = self.keep(opened, grants);
         let lasts = || opened.lease_ends(grants).is_some_and(|ends| self.context.host.boottime() < ends);
         match kept {

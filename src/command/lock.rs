@@ -265,6 +265,7 @@ impl ForScript<'_> {
                     owners: request.entry.owner.processes.clone(),
                     shared_lease_end,
                     first_leases: opened.leases(grants),
+                    lease: opened.span(),
                     kills: false,
                     is_reported: false,
                     timed: false,

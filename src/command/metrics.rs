@@ -26,7 +26,7 @@ pub(super) fn run(context: &Context, options: &Options) -> anyhow::Result<Exit> 
     environment::history()?;
     let location = context.store()?;
     let wanted = Filter::of(context, &options.names)?;
-    let mut metrics = Metrics::new(&escape(location.url().as_encoded_bytes()));
+    let mut metrics = Metrics::new(&escape(location.place().as_encoded_bytes()));
     let collected = context.engine(&location).and_then(|engine| collect(context, &wanted, &engine, &mut metrics));
     metrics.limit(options.limit as usize);
     // A store that does not answer is a result too.

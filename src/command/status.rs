@@ -395,8 +395,8 @@ fn stores(context: &Context) -> Vec<Result<Location>> {
     let own = [context.store(), environment::default_store()];
     let mut stores: Vec<Result<Location>> = Vec::new();
     for store in own.into_iter().chain(environment::other_stores(&context.current)) {
-        let url = |store: &Result<Location>| store.as_ref().map(Location::url).map_err(Clone::clone);
-        if stores.iter().all(|known| url(known) != url(&store)) {
+        let place = |store: &Result<Location>| store.as_ref().map(Location::place).map_err(Clone::clone);
+        if stores.iter().all(|known| place(known) != place(&store)) {
             stores.push(store);
         }
     }

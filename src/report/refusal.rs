@@ -368,7 +368,7 @@ pub(crate) fn describe_value(value: &Value) -> String {
 pub(crate) fn name_and_store(LockRef { location, name, display_name, .. }: &LockRef) -> String {
     let shown = escape(display_name);
     let is_beside_file = location.is_beside() && name != display_name;
-    if is_beside_file || environment::default_store().is_ok_and(|store| store.url() == location.url()) {
+    if is_beside_file || environment::default_store().is_ok_and(|store| store.place() == location.place()) {
         return shown;
     }
     format!("{shown} in store {}", escape(location.url().as_bytes()))

@@ -64,6 +64,7 @@ impl<'a> GuardedCommand<'a> {
             owners: std::iter::once(command).chain(self.supervisor.filter(|_| self.limits.tree)).collect(),
             shared_lease_end: self.shared_lease_end?,
             first_leases: opened.leases(grants),
+            lease: opened.span(),
             kills: self.limits.kills,
             is_reported: self.has_period,
             timed: self.limits.ttl.is_some(),

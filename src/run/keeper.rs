@@ -49,6 +49,8 @@ pub struct KeeperConfig<'a> {
     pub shared_lease_end: &'static SharedLeaseEnd,
     /// Leases of the locks when the keeper's work began, each with its end on CLOCK_BOOTTIME.
     pub first_leases: Vec<Option<(Lease, Duration)>>,
+    /// Length of the shortest leases.
+    pub lease: Duration,
     pub kills: bool,
     /// Locks are held until the supervisor has recorded the success of the owners' work.
     pub is_reported: bool,

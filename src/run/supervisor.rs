@@ -126,7 +126,7 @@ impl<'a> Supervisor<'a> {
             return Err(Error::new(ErrorKind::System, what, hint));
         }
         // A command whose time is over would have to end before it starts.
-        let span = self.guarded.limits.ttl.unwrap_or(self.opened.targets().lease());
+        let span = self.guarded.limits.ttl.unwrap_or(self.opened.span());
         let ends = shared_lease_end.load().unwrap_or(Duration::MAX);
         let last_start = LeaseSchedule { ends, span }.last_start();
         if last_start <= self.guarded.context.host.boottime() {

@@ -519,6 +519,18 @@ on_every_shared_store! {
     }
 }
 
+/// A lock beside a file has no lease on this host, so the length of its leases must not delay renewals.
+#[test]
+fn a_store_without_leases_does_not_set_the_times_of_one_with_longer_leases() {
+    let sandbox = Sandbox::new(Kind::Shared);
+    let store = format!("{}&lease=9s", sandbox.store());
+    let words = ["run", "--store", &store, "outer", "csalock", "run", "x", "--also", "./file", "cat"];
+    let job = sandbox.csalock(words).without("CSALOCK_STORE").env("CSALOCK_LEASE", "3s").spawn();
+    wait_until("it holds", || sandbox.state("x") == "held");
+    await_renewals(&sandbox, "x", 2);
+    job.wait().exits(0);
+}
+
 /// Every keeper that does not look at once looks after a second, so one quick end among many is enough.
 #[test]
 fn a_keeper_that_replaces_another_one_sees_at_once_what_that_missed() {

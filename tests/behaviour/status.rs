@@ -350,6 +350,19 @@ on_every_store_of_files! {
 }
 
 #[test]
+fn a_store_with_several_leases_is_listed_once() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let store = sandbox.store();
+    let stores = format!("{store}?lease=3m {store}?lease=1h {store}");
+    let words = ["run", "x", "csalock", "status", "--json", "--all-stores", "x"];
+    let listed = sandbox.csalock(words).env("CSALOCK_STORES", &stores).capture();
+    let found: Vec<Value> = serde_json::from_str(&listed.stdout).unwrap_or_else(|error| panic!("{error}: {listed:?}"));
+    assert_eq!(found.len(), 1, "{listed:?}");
+    let metrics = sandbox.csalock(["metrics", "--store", &format!("{store}?lease=3m")]).capture();
+    assert!(metrics.stdout.contains(&format!("csalock_up{{store=\"{store}\"}} 1\n")), "{metrics:?}");
+}
+
+#[test]
 fn all_stores_are_listed_and_one_that_cannot_be_read_is_reported() {
     let [first, second, empty] = [Kind::Directory, Kind::Sqlite, Kind::Directory].map(Sandbox::new);
     for sandbox in [&first, &second] {

@@ -644,6 +644,18 @@ fn passwords_come_from_files_and_may_be_superfluous() {
     // This cluster has no users at all.
     stored(open_as(&url, &access).unwrap().swap(b"x", None, Some(b"body")).unwrap());
     assert_eq!(open_as(&url, &access[..1].to_vec()).map(drop).unwrap_err().kind(), ErrorKind::InvalidInput);
+    std::fs::write(&file, "\n").unwrap();
+    let empty = open_as(&url, &access).map(drop).unwrap_err();
+    assert!(
+        empty.kind() == ErrorKind::InvalidInput && empty.to_string().contains("no password in its first line"),
+        "{empty}"
+    );
+    std::fs::remove_file(&file).unwrap();
+    let missing = open_as(&url, &access).map(drop).unwrap_err().to_string();
+    assert!(missing.contains("CSALOCK_ETCD_PASSWORD_FILE") && missing.contains("No such file"), "{missing}");
+    // The file is not read if the password is set.
+    let both = [&access[..], &[("CSALOCK_ETCD_PASSWORD", "wort".into())]].concat();
+    stored(open_as(&url, &both).unwrap().swap(b"y", None, Some(b"body")).unwrap());
 }
 
 #[test]

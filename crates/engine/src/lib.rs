@@ -121,11 +121,9 @@ impl Engine {
         let mut state = EngineState::new(store, host);
         state.history_limits = if location.is_beside() { limits.off() } else { limits };
         state.location = Some(location.clone());
-        match settings.lease.or_else(|| location.lease()) {
-            Some(lease) => state.lease = lease,
-            None if state.needs_leases() => state.lease = environment::lease(settings.variables)?,
-            None => {}
-        }
+        let lease = settings.lease.or_else(|| location.lease());
+        let lease = lease.map_or_else(|| environment::lease(settings.variables), Ok);
+        state.lease = if state.needs_leases() { lease? } else { lease.unwrap_or(environment::LEASE) };
         Ok(Engine { shared: Arc::new(state), call: Call::default() })
     }
 

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use super::{AcquireRequest, Context, Engine, StoredLock, confirm_all};
-use crate::environment::{self, CurrentDirectory, LEASE};
+use crate::environment::{self, CurrentDirectory};
 use lock::history::Use;
 use lock::name::{escape, shell_quote, spelled};
 use lock::{EndReason, Error, ErrorKind, Grant, HandleHash, Lease, NotHolder, Result};
@@ -100,14 +100,6 @@ impl LockSet {
         self.all.iter().map(|target| escape(&target.display_name)).collect::<Vec<_>>().join(", ")
     }
 
-    /// Length of the shortest leases in these stores, if they need leases.
-    pub fn lease(&self) -> Duration {
-        let lease = |target: &LockRef| {
-            target.location.lease().or_else(|| environment::lease(&environment::variable).ok()).unwrap_or(LEASE)
-        };
-        self.all.iter().map(lease).min().unwrap_or(LEASE)
-    }
-
     pub fn open(&self, context: &Context) -> Result<OpenLockSet<'_>> {
         // Most sets have one store, and a vector that grows begins with room for four: 2 KiB too much.
         let mut opened = OpenLockSet { targets: self, engines: Vec::with_capacity(1), of: Vec::new(), lease: None };
@@ -126,10 +118,6 @@ impl LockSet {
 impl OpenLockSet<'_> {
     pub fn target(&self, at: usize) -> &LockRef {
         &self.targets.all[at]
-    }
-
-    pub fn targets(&self) -> &LockSet {
-        self.targets
     }
 
     pub fn engine(&self, at: usize) -> &Engine {
@@ -215,9 +203,14 @@ impl OpenLockSet<'_> {
         self.engines.iter().for_each(|engine| _ = engine.store.before_wait(engine.call, true));
     }
 
-    /// Length of the leases that a store of these locks needed when it was opened; `None` if none did.
+    /// Length of the shortest leases that a store of these locks needed when it was opened; `None` if none did.
     pub fn lease(&self) -> Option<Duration> {
         self.lease
+    }
+
+    /// Length of the shortest leases here. A store that needs none does not count, unless none of them does.
+    pub fn span(&self) -> Duration {
+        self.lease.unwrap_or_else(|| self.engine(0).lease())
     }
 
     /// Tries all locks, the last one first, by calls with these limits. The answers are in the order of the locks.

@@ -220,7 +220,7 @@ impl Location {
     }
 
     /// The URL without its lease: a store has the same place for all callers.
-    pub(crate) fn place(&self) -> OsString {
+    pub fn place(&self) -> OsString {
         let (scheme, path, shared) = match self {
             // After `dir:` a question mark begins an option; in a plain path it is an ordinary character.
             Location::Directory { path, shared, .. } if path.as_os_str().as_bytes().contains(&b'?') => {

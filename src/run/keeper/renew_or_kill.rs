@@ -146,7 +146,7 @@ impl KeeperConfig<'_> {
         };
         let now = self.context.host.boottime();
         // A keeper that replaces another one may see only now that the lease is over.
-        let known = watch.lease.or((ends <= now).then_some(LeaseSchedule { ends, span: self.targets.lease() }));
+        let known = watch.lease.or((ends <= now).then_some(LeaseSchedule { ends, span: self.lease }));
         let lease = *watch.lease.insert(LeaseSchedule::seen(known, ends, now));
         let StopTimes { term, kill, .. } = lease.keeper();
         if let Some(next_check) = self.pause(watch, owners, Some(lease)) {
@@ -238,7 +238,7 @@ impl KeeperConfig<'_> {
     /// A keeper without a supervisor gives up, too, if the store stays silent for long after the lease is over.
     fn renew_loop(&self, had_supervisor: bool, renew_now: &OwnedFd, listeners: &[&OwnedFd], ended: &AtomicBool) {
         let timer = retry_until_ok(boottime_timer);
-        let span = self.targets.lease();
+        let span = self.lease;
         let mut opened: Option<OpenLockSet<'_>> = None;
         let mut cleaners: Option<CleanerGuard> = None;
         let mut known: Vec<Known> = vec![None; self.targets.all.len()];
