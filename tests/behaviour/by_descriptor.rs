@@ -232,6 +232,17 @@ on_every_store_of_files! {
         assert_eq!(done.stderr.matches("csalock unlock --fd N").count(), 2, "{}", done.stderr);
     }
 
+    fn a_script_waits_for_what_it_has_handed_on(sandbox: &Sandbox) {
+        for gives in ["exec 9> f; csalock lock -n --fd 9; child 9>&9 & exec 9>&-", "( csalock lock -n --fd 9; child & ) 9> f"] {
+            let script = format!(
+                "child() {{ until [ -e go ]; do sleep 0.01; done; }}; {gives}
+                 csalock run -nq ./f true; echo $?; csalock lock -nq --fd 8 8> f; echo $?
+                 csalock run -w inf ./f echo in & until csalock status ./f | grep -q ^waiter; do sleep 0.01; done; : > go; wait; rm go"
+            );
+            sandbox.script("bash", &script).stdout("75\n75\nin\n").run();
+        }
+    }
+
     fn a_lock_that_cannot_be_seen_from_a_container_is_tried_by_the_next_caller(sandbox: &Sandbox) {
         let inside = |shell: &str, text: &str| sandbox.script(shell, text).env(FIRST_PIDS, "1");
         let holder = inside("bash", "exec 9> f; csalock lock --fd 9 || exit; echo; read line").ready();

@@ -91,9 +91,12 @@ impl Engine {
                 let is_frozen = self.host.is_frozen(&domain, &process);
                 facts.frozen.push((domain, process, is_frozen));
             }
-            Query::Descriptor(domain, lock) => {
-                let liveness = self.host.descriptor(&domain, &lock, self.store.scope());
-                facts.descriptors.push((domain, lock, liveness));
+            Query::Descriptor(domain, lock, by) => {
+                let liveness = match by {
+                    Some(process) => self.host.descriptor_of(&process, &lock),
+                    None => self.host.descriptor(&domain, &lock, self.store.scope()),
+                };
+                facts.descriptors.push((domain, lock, by, liveness));
             }
             Query::LeaseExpired(lease) => {
                 let over = self.lease_expired(record, &lease)?;

@@ -122,7 +122,22 @@ fn device_and_inode(path: &Path) -> Option<(u64, u64)> {
 
 /// The lock of flock(2) that descriptor `number` of this process has, and true if it is exclusive.
 pub fn descriptor_lock(number: i32) -> Option<(DescriptorLock, bool)> {
-    let info = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).ok()?;
+    lock_in(&fs::read_to_string(format!("/proc/self/fdinfo/{number}")).ok()?)
+}
+
+/// This process has a descriptor with this lock of flock(2). Fails if its descriptors cannot be read.
+pub(crate) fn has_descriptor(pid: i32, lock: &DescriptorLock) -> std::io::Result<bool> {
+    for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
+        // It may have been closed meanwhile.
+        let info = fs::read_to_string(entry?.path()).unwrap_or_default();
+        if lock_in(&info).is_some_and(|(found, _)| found == *lock) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn lock_in(info: &str) -> Option<(DescriptorLock, bool)> {
     let found = |line: &str| match line.strip_prefix("lock:")?.split_whitespace().collect::<Vec<_>>()[..] {
         [_, "FLOCK", _, mode, taker, place, ..] => {
             Some((DescriptorLock { place: place.to_string(), taker: taker.parse().ok()? }, mode == "WRITE"))

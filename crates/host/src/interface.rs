@@ -71,6 +71,11 @@ pub trait Host: Send + Sync {
         Liveness::Unknown
     }
 
+    /// Whether this process, which is seen here, has this lock; dead if it certainly has not.
+    fn descriptor_of(&self, _process: &ProcessId, _lock: &DescriptorLock) -> Liveness {
+        Liveness::Unknown
+    }
+
     /// A process that is seen here, in a frozen control group.
     fn is_frozen(&self, _domain: &PidDomain, _process: &ProcessId) -> bool {
         false

@@ -20,7 +20,7 @@ use std::time::Duration;
 use nix::time::ClockId;
 use nix::unistd::geteuid;
 
-use super::file_locks::flock_takers;
+use super::file_locks::{flock_takers, has_descriptor};
 use super::interface::{Host, Scope, WakeAddress, WakeSet};
 use super::machine::{
     boot_id, boottime_offset, has_boot_id_of_kernel, is_in_first_time_namespace, is_this_machine, machine, moved,
@@ -164,6 +164,14 @@ impl Host for Unix {
         let sees_all = reach == Scope::Local && !self.is_in_container();
         let is_known = here.contains(domain) || takers.is_empty();
         if sees_all && is_known { Liveness::Dead } else { Liveness::Unknown }
+    }
+
+    fn descriptor_of(&self, process: &ProcessId, lock: &DescriptorLock) -> Liveness {
+        match has_descriptor(process.pid, lock) {
+            Ok(true) => Liveness::Alive,
+            Ok(false) => Liveness::Dead,
+            Err(_) => Liveness::Unknown,
+        }
     }
 
     fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool {

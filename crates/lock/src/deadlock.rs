@@ -91,16 +91,19 @@ fn blockers(waits: &[WaitNode], facts: &Facts) -> Result<Vec<Vec<Vec<usize>>>, Q
 
 /// A grant does not end before this wait does if the waiter works under it, or its script owns it.
 pub(super) fn waits_within(waiter: &Waiter, grant: &Grant, facts: &Facts) -> Result<bool, Query> {
-    // A script that has closed its descriptor still seems to own what no caller can see.
-    if let Lifetime::Descriptor(lock) = &grant.lifetime
-        && facts.descriptor(&grant.owner.domain, lock)? != Liveness::Alive
-    {
-        return Ok(false);
-    }
     let of_waiter = |process| waiter.process == process || waiter.blocked_processes.contains(&process);
-    let is_owned = grant.owner.domain.shares_pids_with(&waiter.owner.domain)
-        && grant.owner.processes.iter().any(|owner| of_waiter(*owner))
-        && facts.effective_owner(&grant.owner)?.is_some_and(|(owner, _)| of_waiter(owner));
+    let is_near = grant.owner.domain.shares_pids_with(&waiter.owner.domain)
+        && grant.owner.processes.iter().any(|owner| of_waiter(*owner));
+    let owner = if is_near { facts.effective_owner(&grant.owner)?.map(|(owner, _)| owner) } else { None };
+    let mut is_owned = owner.is_some_and(of_waiter);
+    if let Lifetime::Descriptor(lock) = &grant.lifetime {
+        let domain = &grant.owner.domain;
+        // A script that has closed its descriptor still seems to own what its children have, or what no caller can see.
+        if facts.descriptor(domain, lock, None)? != Liveness::Alive {
+            return Ok(false);
+        }
+        is_owned = is_owned && facts.descriptor(domain, lock, owner)? != Liveness::Dead;
+    }
     Ok(is_owned || waiter.enclosing_grants.contains(&grant.proof))
 }
 

@@ -35,8 +35,8 @@ impl Liveness {
 pub enum Query {
     Liveness(PidDomain, ProcessId),
     Frozen(PidDomain, ProcessId),
-    /// Does a process have this lock, which one of the domain took?
-    Descriptor(PidDomain, DescriptorLock),
+    /// Does this process, or any, have this lock, which a process of the domain took?
+    Descriptor(PidDomain, DescriptorLock, Option<ProcessId>),
     LeaseExpired(Lease),
     /// Does this lease last longer than the caller is willing to wait?
     Outlasts(Lease),
@@ -58,7 +58,7 @@ pub struct Facts {
     /// Liveness by process, because a record may have thousands of processes.
     pub liveness: BTreeMap<ProcessId, Vec<(PidDomain, Liveness)>>,
     pub frozen: Vec<(PidDomain, ProcessId, bool)>,
-    pub descriptors: Vec<(PidDomain, DescriptorLock, Liveness)>,
+    pub descriptors: Vec<(PidDomain, DescriptorLock, Option<ProcessId>, Liveness)>,
     /// Leases by their end, each with true if it is over.
     pub lease_expired: BTreeMap<u64, Vec<(Lease, bool)>>,
     pub outlasts: Vec<(Lease, bool)>,
@@ -82,9 +82,14 @@ impl Facts {
         known.map(|(.., is_frozen)| *is_frozen).ok_or_else(|| Query::Frozen(domain.clone(), *process))
     }
 
-    pub(crate) fn descriptor(&self, domain: &PidDomain, lock: &DescriptorLock) -> Result<Liveness, Query> {
-        let known = self.descriptors.iter().find(|(at, known, _)| known == lock && at == domain);
-        known.map(|(.., liveness)| *liveness).ok_or_else(|| Query::Descriptor(domain.clone(), lock.clone()))
+    pub(crate) fn descriptor(
+        &self,
+        domain: &PidDomain,
+        lock: &DescriptorLock,
+        by: Option<ProcessId>,
+    ) -> Result<Liveness, Query> {
+        let known = self.descriptors.iter().find(|(at, known, of, _)| known == lock && at == domain && *of == by);
+        known.map(|(.., liveness)| *liveness).ok_or_else(|| Query::Descriptor(domain.clone(), lock.clone(), by))
     }
 
     pub fn insert_expired(&mut self, lease: Lease, over: bool) {

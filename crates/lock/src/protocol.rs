@@ -72,7 +72,7 @@ impl Standing {
             return Ok(Standing::Ended(EndReason::Expired));
         }
         if let Lifetime::Descriptor(lock) = &grant.lifetime {
-            return Ok(match facts.descriptor(&grant.owner.domain, lock)? {
+            return Ok(match facts.descriptor(&grant.owner.domain, lock, None)? {
                 // The close of a descriptor is the usual release of such a lock.
                 Liveness::Dead => Standing::Ended(EndReason::Released),
                 liveness => Standing::Holds(liveness),

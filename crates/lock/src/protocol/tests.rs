@@ -87,13 +87,14 @@ fn settle<R: Request>(record: &Record, ask: &R, dead: &[i32]) -> Transition<R::R
                 let is_frozen = FROZEN.contains(&process.pid);
                 facts.frozen.push((domain, process, is_frozen));
             }
-            Err(Query::Descriptor(domain, lock)) => {
+            Err(Query::Descriptor(domain, lock, by)) => {
                 let liveness = match lock.place.as_str() {
                     "closed" => Liveness::Dead,
+                    "left" if by.is_some() => Liveness::Dead,
                     "unseen" => Liveness::Unknown,
                     _ => Liveness::Alive,
                 };
-                facts.descriptors.push((domain, lock, liveness));
+                facts.descriptors.push((domain, lock, by, liveness));
             }
             Err(Query::NewLease(span)) => facts.new_lease.push((span, lease(span))),
             Err(Query::Page(page)) => _ = facts.pages.insert(page, Vec::new()),
@@ -1146,7 +1147,7 @@ fn a_caller_that_has_the_file_ends_the_descriptors_that_exclude_it() {
 
 #[test]
 fn only_a_lock_that_is_seen_makes_a_script_wait_for_itself() {
-    for (place, is_own) in [("open", true), ("unseen", false)] {
+    for (place, is_own) in [("open", true), ("left", false), ("unseen", false)] {
         let (mut record, _) = held_by_descriptor(place, Mode::Exclusive);
         let mut again = wants(2, Mode::Exclusive);
         again.entry.blocked_processes = vec![process(1)];
