@@ -69,7 +69,7 @@ impl Context {
     }
 }
 
-/// What a user of an engine sets beside the place of its store.
+/// Settings of an engine beside the place of its store.
 pub struct Settings<'a> {
     pub variables: &'a Variables<'a>,
     /// That of the URL, or else of the variables, if it is missing here.

@@ -108,12 +108,7 @@ impl Request for SetValue {
         };
         let others = other_holders(&next, mine, facts)?;
         if !others.is_empty() {
-            return Ok(refused(match stale {
-                // It must not wait for the lock and then write what it read under the lock that it lost.
-                Some(ending) => WriteRefusal::Lost(others, ending),
-                None if mine.is_some() => WriteRefusal::Shared(others),
-                None => WriteRefusal::Busy(others),
-            }));
+            return Ok(refused(refusal_beside(others, mine.is_some(), stale)));
         }
         let before = record.value.as_ref().and_then(|value| value.version);
         let token = mine.and_then(|at| next.holders[at].token);
@@ -146,6 +141,15 @@ type Step = Transition<<SetValue as Request>::Response>;
 
 fn refused(refusal: WriteRefusal) -> Step {
     Transition::Done(Err(refusal))
+}
+
+/// A stale writer must not wait for the lock and then write what it read under the lock that it lost.
+fn refusal_beside(others: Vec<Grant>, is_holder: bool, stale: Option<EndedGrant>) -> WriteRefusal {
+    match stale {
+        Some(ending) => WriteRefusal::Lost(others, ending),
+        None if is_holder => WriteRefusal::Shared(others),
+        None => WriteRefusal::Busy(others),
+    }
 }
 
 fn other_holders(record: &Record, mine: Option<usize>, facts: &Facts) -> Result<Vec<Grant>, Query> {

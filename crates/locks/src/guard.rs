@@ -84,7 +84,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// - [`ErrorKind::Lost`] if they were not held until now. What was done under them may have met another holder.
+    /// - [`ErrorKind::Lost`] if they were not held until now. Work under them may have met another holder.
     /// - Another kind if the store cannot be written. The locks are free anyway when this process ends.
     pub fn release(mut self) -> Result<()> {
         if !self.is_of_this_process() {

@@ -31,7 +31,7 @@ pub(crate) struct Held {
     is_wanted: Condvar,
 }
 
-/// What the threads shall do.
+/// The next task of the threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     Work,

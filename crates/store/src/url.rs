@@ -53,6 +53,19 @@ pub enum Location {
 #[derive(Debug, Clone, Default)]
 pub struct UrlLease(Option<(String, Duration)>);
 
+impl UrlLease {
+    fn parse(typed: &[u8], url: &[u8]) -> Result<UrlLease> {
+        let typed = String::from_utf8_lossy(typed);
+        let span = parse_lease(&typed).map_err(|why| {
+            let lease = escape(typed.as_bytes());
+            let what = format!("store {}: its lease is \"{lease}\", which {why}", public_part(url));
+            let hint = "a lease takes three seconds at least; without the option, $CSALOCK_LEASE or 60s";
+            Error::new(ErrorKind::InvalidInput, what, hint)
+        })?;
+        Ok(UrlLease(Some((typed.to_string(), span))))
+    }
+}
+
 impl PartialEq for UrlLease {
     fn eq(&self, _: &UrlLease) -> bool {
         true
@@ -152,14 +165,7 @@ impl Location {
             }
         };
         let (path, lease) = split_lease(path);
-        let lease = lease.map(String::from_utf8_lossy).map_or(Ok(UrlLease::default()), |typed| {
-            let span = parse_lease(&typed).map_err(|why| {
-                let lease = escape(typed.as_bytes());
-                let what = format!("store {}: its lease is \"{lease}\", which {why}", public_part(bytes));
-                refused(what, "a lease takes three seconds at least; without the option, $CSALOCK_LEASE or 60s")
-            });
-            Ok(UrlLease(Some((typed.to_string(), span?))))
-        })?;
+        let lease = lease.map_or(Ok(UrlLease::default()), |typed| UrlLease::parse(typed, bytes))?;
         let (path, shared) = match path.strip_suffix(SHARED) {
             Some(path) if scheme == b"dir" => (path, true),
             _ => (&path[..], false),
