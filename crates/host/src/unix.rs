@@ -222,8 +222,12 @@ impl Host for Unix {
         // Both times are the kernel's, even where a test moves its clocks: the witnesses of other tests are here, too.
         let time = now(ClockId::CLOCK_REALTIME);
         let is_old = |found: &fs::Metadata| Duration::from_secs(found.mtime().max(0) as u64) + age < time;
+        // A container may share the directory, and sees no process of its host.
+        let sees_all = !self.is_in_container();
         for key in witnesses().filter(|key| self.has_witness(key, self.uid())) {
-            if is_of_dead_process(&key) || fs::symlink_metadata(witness(&key)).is_ok_and(|found| is_old(&found)) {
+            if (sees_all && is_of_dead_process(&key))
+                || fs::symlink_metadata(witness(&key)).is_ok_and(|found| is_old(&found))
+            {
                 self.remove_witness(&key);
             }
         }
