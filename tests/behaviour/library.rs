@@ -161,14 +161,17 @@ on_every_kind_of_store! {
 
     fn a_broken_lock_is_noticed(sandbox: &Sandbox) {
         let locks = Locks::open(&sandbox.store()).unwrap();
-        let guard = locks.acquire(&LockRequest::new(["x", "y"])).unwrap().held().unwrap();
-        let (told, is_told) = channel();
-        guard.on_lost(move || told.send(()).unwrap()).unwrap();
-        assert_eq!(guard.is_held(), Ok(true));
-        sandbox.csalock(["unlock", "-q", "--force", "y"]).capture().exits(0);
-        assert_eq!(is_told.recv_timeout(PATIENCE), Ok(()), "not told");
-        assert_eq!(guard.is_held(), Ok(false));
-        assert_eq!(guard.release().unwrap_err().kind(), ErrorKind::Lost);
+        let request = LockRequest::new(["x", "y"]);
+        for request in [request.clone(), request.ttl(Duration::from_secs(3600))] {
+            let guard = locks.acquire(&request).unwrap().held().unwrap();
+            let (told, is_told) = channel();
+            guard.on_lost(move || told.send(()).unwrap()).unwrap();
+            assert_eq!(guard.is_held(), Ok(true));
+            sandbox.csalock(["unlock", "-q", "--force", "y"]).capture().exits(0);
+            assert_eq!(is_told.recv_timeout(PATIENCE), Ok(()), "not told");
+            assert_eq!(guard.is_held(), Ok(false));
+            assert_eq!(guard.release().unwrap_err().kind(), ErrorKind::Lost);
+        }
         assert_eq!((sandbox.state("x").as_str(), sandbox.state("y").as_str()), ("free", "free"));
     }
 

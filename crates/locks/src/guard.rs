@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::renewal::Held;
 use engine::Engine;
 use engine::cleaners::CleanerGuard;
-use lock::{Grant, Handle, HandleHash, Lifetime, ProcessId, Release};
+use lock::{Grant, Handle, HandleHash, ProcessId, Release};
 use store::Scope;
 
 /// Maximum time that the drop of a guard waits for a store that other hosts may share.
@@ -46,8 +46,8 @@ impl Guard {
         let mut cleaners = CleanerGuard::of([&*engine]);
         cleaners.protect();
         let held = Arc::new(Held::new(engine, names, handle.proof(), grants));
-        if grants.iter().any(|grant| matches!(grant.lifetime, Lifetime::Keepalive(_))) {
-            Held::renew(&held).inspect_err(|_| _ = release(&held.engine, &held.names, held.proof))?;
+        if held.renews {
+            Held::keep(&held).inspect_err(|_| _ = release(&held.engine, &held.names, held.proof))?;
         }
         Ok(Guard { held, _cleaners: cleaners, process, token, is_released: false })
     }

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use engine::Engine;
 use engine::lease_schedule::{LeaseSchedule, POLL_INTERVAL, renewal_pause, retry_pause};
 use host::{WakeAddress, WakeSocket};
-use lock::{Grant, HandleHash};
+use lock::{Grant, HandleHash, Lifetime};
 use store::{Scope, guarded};
 
 /// Time that a program has to stop, of the time that `csalock run` gives a command between SIGTERM and SIGKILL.
@@ -25,6 +25,8 @@ pub(crate) struct Held {
     pub(crate) proof: HandleHash,
     /// `None` without a lease.
     lease: Mutex<Option<LeaseSchedule>>,
+    /// A thread renews the lease. One with a time limit is only looked at.
+    pub(crate) renews: bool,
     is_lost: AtomicBool,
     is_watched: AtomicBool,
     wanted: Mutex<Wanted>,
@@ -43,12 +45,14 @@ enum Wanted {
 impl Held {
     pub(crate) fn new(engine: Arc<Engine>, names: Vec<Vec<u8>>, proof: HandleHash, grants: &[Grant]) -> Held {
         let lease = Mutex::new(schedule(&engine, grants));
+        let renews = grants.iter().any(|grant| matches!(grant.lifetime, Lifetime::Keepalive(_)));
         let (is_lost, is_watched) = (AtomicBool::new(false), AtomicBool::new(false));
         Held {
             engine,
             names,
             proof,
             lease,
+            renews,
             is_lost,
             is_watched,
             wanted: Mutex::new(Wanted::Work),
@@ -80,25 +84,31 @@ impl Held {
         Ok(true)
     }
 
-    /// Starts a thread that renews the grants until one of them is lost or the guard ends.
-    pub(crate) fn renew(held: &Arc<Held>) -> Result<()> {
+    /// Starts a thread that renews the grants, or looks at them, until one of them is lost or the guard ends.
+    pub(crate) fn keep(held: &Arc<Held>) -> Result<()> {
         let held = held.clone();
         let lease = held.engine.lease();
         spawn(move || {
             let mut pause = renewal_pause(lease);
             while !held.is_lost.load(SeqCst) && held.wait(pause) != Wanted::End {
-                pause = if held.renew_once() { renewal_pause(lease) } else { retry_pause(lease) };
+                pause = if held.keep_once() { renewal_pause(lease) } else { retry_pause(lease) };
                 held.engine.store().before_wait(held.engine.call(), true);
             }
         })
     }
 
     /// Returns true if the store has answered.
-    fn renew_once(&self) -> bool {
+    fn keep_once(&self) -> bool {
+        if !self.renews {
+            let is_held = self.is_held();
+            if is_held == Ok(false) {
+                self.lose();
+            }
+            return is_held.is_ok();
+        }
         let answers: Vec<_> = self.names.iter().map(|name| self.engine.renew(name, self.proof)).collect();
         if answers.iter().any(|answer| matches!(answer, Ok(Err(_)))) {
-            self.is_lost.store(true, SeqCst);
-            self.engine.host().wake(WakeAddress::Supervisor(&self.proof));
+            self.lose();
         }
         let renewed: lock::Result<Vec<_>> = answers.into_iter().collect();
         let Ok(renewed) = renewed else { return false };
@@ -107,17 +117,24 @@ impl Held {
         true
     }
 
+    fn lose(&self) {
+        self.is_lost.store(true, SeqCst);
+        self.engine.host().wake(WakeAddress::Supervisor(&self.proof));
+    }
+
     /// Starts a thread that calls `told` when the locks are lost, or are about to be. It must be in time although a
     /// store does not answer, so it calls none that other hosts share.
     pub(crate) fn watch(held: &Arc<Held>, told: impl FnOnce() + Send + 'static) -> Result<()> {
         let held = held.clone();
-        held.is_watched.store(true, SeqCst);
+        let is_shared = held.engine.store().scope() == Scope::Shared;
+        if !held.is_watched.swap(true, SeqCst) && is_shared && !held.renews {
+            Held::keep(&held)?;
+        }
         spawn(move || {
             // Another process that breaks the lock wakes it. Without a socket the thread looks each second.
             let socket = WakeSocket::new(WakeAddress::Supervisor(&held.proof));
-            let is_renewed = held.engine.store().scope() == Scope::Shared;
             while *guarded(&held.wanted) != Wanted::End && !held.is_lost.load(SeqCst) {
-                if held.is_due() || !is_renewed && held.is_held() == Ok(false) {
+                if held.is_due() || !is_shared && held.is_held() == Ok(false) {
                     held.is_lost.store(true, SeqCst);
                     break;
                 }
